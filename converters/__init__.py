@@ -1,0 +1,1 @@
+"""Foreign checkpoints to Flax parameters and back: readers, reversible rules, parity."""

@@ -1,0 +1,1 @@
+"""One declarative rule table a model family."""

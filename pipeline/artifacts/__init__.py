@@ -1,0 +1,1 @@
+"""What moves between stages: store, commit, manifest."""

@@ -1,0 +1,1 @@
+"""What the work runs on: the local head, resources, feasibility."""

@@ -1,0 +1,1 @@
+"""Datasets as deterministic, resumable numpy batches."""

@@ -1,0 +1,1 @@
+"""Benches and, later, doctor, estimate and trace."""

@@ -1,0 +1,1 @@
+"""Metrics in numpy and one predictor per framework."""

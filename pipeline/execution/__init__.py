@@ -1,0 +1,1 @@
+"""Making it happen: the runner, the Ray backend, workers, leases, retries."""

@@ -1,0 +1,1 @@
+"""What will happen: graph, fingerprints, reuse. Pure; no cluster, no frameworks."""

@@ -1,0 +1,1 @@
+"""JAX only: engine, batching, HTTP surface; Ray Serve in one file."""

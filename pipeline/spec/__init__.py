@@ -1,0 +1,1 @@
+"""What the user wrote: YAML to FlowSpec, with file:line:column for every error."""

@@ -1,0 +1,1 @@
+"""The verbs of a flow, thin: context in, artifacts and metrics out; one registry table."""

@@ -1,0 +1,1 @@
+"""What is remembered: the tracker protocol, the MLflow tracker, the run report."""

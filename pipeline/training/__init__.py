@@ -1,0 +1,1 @@
+"""Torch only; knows nothing of Ray (but for the files named ray_*) or MLflow."""
