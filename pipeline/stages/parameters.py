@@ -1,0 +1,184 @@
+"""The parameters of every stage kind: what `with:` may hold.
+
+Owns names, types, defaults, units and ranges; `pipeline schema` and every error message are made from these models.
+Knows nothing of how a stage works. The one decision: a field that cannot change what a stage computes (hosts, worker
+processes, logging) is marked `identity=False` and stays out of the fingerprint.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pipeline.stages.reference import (
+    AnyInput,
+    CheckpointInput,
+    DatasetInput,
+    EvidenceInput,
+    FlaxModelInput,
+)
+
+NOT_IDENTITY = {"identity": False}
+"""`json_schema_extra` of a field that is left out of the fingerprint."""
+SOURCE_FILE = {"source_file": True}
+"""`json_schema_extra` of a field that names a file relative to the project; its content, not its name, is identity."""
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+class Parameters(BaseModel):
+    """Base of all: strict keys, frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class DataTextParameters(Parameters):
+    """`data.text`: real text to packed token shards and a BPE tokenizer."""
+
+    source: str = Field(
+        "stdlib",
+        description="`stdlib` (the source of this interpreter's standard library), or a file, glob, directory or "
+        "fsspec URL.",
+    )
+    json_field: str | None = Field(
+        None, description="Read the source as JSON Lines and take this field of each line as one document."
+    )
+    vocabulary_size: int = Field(4096, ge=300, le=1_000_000, description="Size of the BPE vocabulary.")
+    sequence_length: int = Field(256, ge=8, le=1_048_576, description="Tokens in one packed training row.")
+    validation_fraction: float = Field(0.05, gt=0.0, lt=0.5, description="Share of documents held out.")
+    max_documents: int | None = Field(None, ge=2, description="Stop after this many documents (in a seeded order).")
+    max_bytes: int | None = Field(None, ge=1, description="Stop after this many bytes of text.")
+    shard_tokens: int = Field(1_048_576, ge=1024, description="Tokens in one shard file.")
+    seed: int = Field(0, ge=0, description="Of the document order and the split.")
+
+
+class TrainFsdpParameters(Parameters):
+    """`train.fsdp`: train a torch model with FSDP2 on Ray Train workers."""
+
+    dataset: DatasetInput = Field(description="Packed token shards.")
+    model: str = Field(
+        description="A transformers config file (JSON) relative to the project.", json_schema_extra=SOURCE_FILE
+    )
+    steps: int = Field(ge=1, description="Optimizer steps.")
+    global_batch_tokens: int = Field(
+        8192, ge=1, description="Tokens in one optimizer step over all ranks; accumulation is derived from it."
+    )
+    micro_batch_sequences: int = Field(8, ge=1, description="Rows in one forward pass of one rank.")
+    learning_rate: float = Field(1e-3, gt=0.0, description="Peak of the cosine schedule.")
+    minimum_learning_rate_ratio: float = Field(0.1, ge=0.0, le=1.0, description="Floor of the schedule over its peak.")
+    warmup_steps: int = Field(20, ge=0, description="Steps of linear warm-up.")
+    weight_decay: float = Field(0.1, ge=0.0, description="AdamW's, on matrices only.")
+    beta1: float = Field(0.9, ge=0.0, lt=1.0, description="AdamW's.")
+    beta2: float = Field(0.95, ge=0.0, lt=1.0, description="AdamW's.")
+    max_gradient_norm: float = Field(1.0, gt=0.0, description="Clip the global gradient norm to this.")
+    reshard_after_forward: bool = Field(
+        True, description="ZeRO-3 when true (parameters freed after forward), ZeRO-2 when false."
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Compute dtype; parameters and reductions stay float32. bfloat16 needs CUDA."
+    )
+    activation_checkpointing: bool = Field(False, description="Recompute each block in the backward pass.")
+    compile: bool = Field(False, description="torch.compile each block.")
+    checkpoint_every_steps: int = Field(50, ge=1, description="Steps between committed checkpoints.")
+    keep_checkpoints: int = Field(2, ge=1, description="Committed checkpoints kept while training.")
+    validate_every_steps: int = Field(50, ge=1, description="Steps between validation losses.")
+    validation_sequences: int = Field(64, ge=1, description="Held-out rows in one validation loss.")
+    log_every_steps: int = Field(5, ge=1, description="Steps between reported metrics.", json_schema_extra=NOT_IDENTITY)
+    device: Device = Field(
+        "auto", description="auto takes CUDA (NCCL) where every worker has a GPU, else the CPU (gloo), and says why.",
+        json_schema_extra=NOT_IDENTITY,
+    )
+    max_worker_failures: int = Field(
+        2, ge=0, description="Restarts of the worker group inside one attempt.", json_schema_extra=NOT_IDENTITY
+    )
+    seed: int = Field(0, ge=0, description="Of initial weights and batch order.")
+
+
+class ConvertFlaxParameters(Parameters):
+    """`convert.flax`: a committed torch checkpoint to Flax NNX parameters in Orbax."""
+
+    checkpoint: CheckpointInput = Field(description="The committed sharded checkpoint.")
+    dtype: Literal["keep", "float32", "bfloat16"] = Field(
+        "keep", description="keep takes each tensor's own dtype; the others cast every tensor."
+    )
+
+
+class EvaluateParityParameters(Parameters):
+    """`evaluate.parity`: torch and Flax on the same held-out tokens, in float32."""
+
+    checkpoint: CheckpointInput = Field(description="The torch side.")
+    model: FlaxModelInput = Field(description="The Flax side.")
+    dataset: DatasetInput = Field(description="Its validation split is the input of both.")
+    num_sequences: int = Field(8, ge=1, description="Held-out rows compared.")
+    num_prompts: int = Field(4, ge=1, description="Greedy continuations compared.")
+    prompt_tokens: int = Field(16, ge=1, description="Tokens in a prompt.")
+    continuation_tokens: int = Field(32, ge=1, description="Tokens continued greedily.")
+
+
+class EvaluateLossParameters(Parameters):
+    """`evaluate.loss`: validation loss and perplexity of the Flax model."""
+
+    model: FlaxModelInput = Field(description="The model judged.")
+    dataset: DatasetInput = Field(description="Its validation split is the input.")
+    num_sequences: int = Field(128, ge=1, description="Held-out rows at most.")
+    batch_sequences: int = Field(8, ge=1, description="Rows in one forward pass.", json_schema_extra=NOT_IDENTITY)
+    device: Device = Field("auto", description="Where jax runs.", json_schema_extra=NOT_IDENTITY)
+
+
+class RegisterModelParameters(Parameters):
+    """`register.model`: a model version with lineage, under an alias."""
+
+    model: FlaxModelInput = Field(description="What is registered.")
+    evidence: list[EvidenceInput] = Field(
+        default_factory=list, description="Reports that speak for it; their gates and metrics become tags."
+    )
+    name: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*$", description="Name of the registered model.")
+    alias: str | None = Field("champion", pattern=r"^[A-Za-z][\w-]*$", description="Alias that moves to this version.")
+
+
+class DeployServeParameters(Parameters):
+    """`deploy.serve`: a Ray Serve deployment of jitted JAX actors behind an OpenAI-compatible endpoint."""
+
+    model: FlaxModelInput = Field(description="What is served.")
+    registration: Annotated[AnyInput, Field(description="Wait for this registration; its version is served's name.")] | (
+        None
+    ) = None
+    name: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*$", description="Name of the deployment and of the model in requests.")
+    replicas: int = Field(1, ge=1, description="Number of replicas.")
+    slots: int = Field(8, ge=1, le=256, description="Requests decoded together in one replica.")
+    max_context_tokens: int | None = Field(
+        None, ge=16, description="Prompt plus completion; the model's own limit when absent."
+    )
+    prefill_chunk_tokens: int = Field(64, ge=8, description="Prompt tokens processed between two decode steps.")
+    decode_steps: int = Field(4, ge=1, le=64, description="Decode steps inside one jitted call.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="auto is float32 on a CPU and bfloat16 on a GPU, and says why."
+    )
+    device: Device = Field("auto", description="Where jax runs.", json_schema_extra=NOT_IDENTITY)
+    port: int | None = Field(
+        None, ge=1024, le=65535, description="HTTP port; a free one from 8000 when absent.",
+        json_schema_extra=NOT_IDENTITY,
+    )
+    smoke_prompt: str = Field("def main():\n", description="A request with it must come back before the stage is done.")
+    ready_timeout_seconds: float = Field(
+        180.0, gt=0, description="Until every replica has compiled and answers.", json_schema_extra=NOT_IDENTITY
+    )
+
+
+class PythonCallParameters(Parameters):
+    """`python.call`: a stage of the user's own, `(StageContext) -> StageResult`."""
+
+    call: str = Field(
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="`module:function`, importable from the project."
+    )
+    inputs: dict[str, AnyInput] = Field(default_factory=dict, description="Artifacts the function reads, by name.")
+    arguments: dict[str, bool | int | float | str | list[bool | int | float | str]] = Field(
+        default_factory=dict, description="Plain values the function reads from `context.parameters.arguments`."
+    )
+    outputs: list[Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")]] = Field(
+        default_factory=list, description="Directories the function writes with `context.output(NAME)`."
+    )
+    sources: list[str] = Field(
+        default_factory=list,
+        description="Further files (relative to the project) whose content is part of the fingerprint.",
+        json_schema_extra=SOURCE_FILE,
+    )

@@ -1,0 +1,162 @@
+"""The one table of stage kinds.
+
+Owns which kinds exist, what they read and write, and where their code is. Everything heavy is a dotted string that a
+worker resolves; `validate` and `plan` read only this table and `parameters.py`. The one decision: a kind's `version`
+is raised by hand when its code starts to compute something else; that, not a hash of the source, is its identity.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pipeline.stages import parameters
+from pipeline.stages.parameters import Parameters
+
+
+class Framework(StrEnum):
+    """What a stage's process may load; `both` is for conversion and parity only."""
+
+    NONE = "none"
+    TORCH = "torch"
+    JAX = "jax"
+    BOTH = "both"
+
+
+class Location(StrEnum):
+    """Where a stage runs: in an actor of its own on the cluster, or in the driver (only the tracker's own work)."""
+
+    WORKER = "worker"
+    DRIVER = "driver"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageKind:
+    """One row of the table."""
+
+    name: str
+    version: int
+    parameters: type[Parameters]
+    run: str
+    """`module:function`, a `StageFunction`."""
+    outputs: Mapping[str, str]
+    """Output name to artifact type."""
+    framework: Framework
+    location: Location = Location.WORKER
+    sources: str | None = None
+    """`module:function` `(parameters, project_root) -> Mapping[str, str]`: digests of what it reads from outside."""
+    verify: str | None = None
+    """`module:function` `(commit, environment) -> str | None`: why a committed result no longer holds. Light."""
+    summary: str = ""
+    gang: bool = False
+    """True where `resources.workers` starts that many workers beside the stage's own actor."""
+    default_cpus: float = 0.5
+    """CPUs of each worker (gang), or of the stage's actor or replica, where the flow does not say."""
+    default_metrics: tuple[str, ...] = field(default=())
+    """Names a gate may use; empty where any name may."""
+
+
+KINDS: Mapping[str, StageKind] = {
+    kind.name: kind
+    for kind in (
+        StageKind(
+            name="data.text",
+            version=1,
+            parameters=parameters.DataTextParameters,
+            run="pipeline.stages.data_text:run",
+            outputs={"dataset": "dataset"},
+            framework=Framework.NONE,
+            sources="pipeline.data.sources:digests",
+            summary="read text, split it, train a tokenizer, pack token shards",
+            default_metrics=(
+                "num_documents", "num_bytes", "num_train_tokens", "num_validation_tokens", "vocabulary_size",
+                "bytes_per_token",
+            ),
+        ),
+        StageKind(
+            name="train.fsdp",
+            version=1,
+            parameters=parameters.TrainFsdpParameters,
+            run="pipeline.stages.train_fsdp:run",
+            outputs={"checkpoint": "checkpoint"},
+            framework=Framework.TORCH,
+            summary="train a torch model with FSDP2 on Ray Train workers",
+            gang=True,
+            default_metrics=(
+                "train_loss", "validation_loss", "initial_validation_loss", "tokens_per_second", "num_parameters",
+                "num_tokens", "steps", "resumed_from_step",
+            ),
+        ),
+        StageKind(
+            name="convert.flax",
+            version=1,
+            parameters=parameters.ConvertFlaxParameters,
+            run="pipeline.stages.convert_flax:run",
+            outputs={"model": "flax-model"},
+            framework=Framework.BOTH,
+            summary="convert the torch checkpoint to Flax NNX parameters in Orbax",
+            default_metrics=("num_source_tensors", "num_target_leaves", "num_parameters", "num_bytes"),
+        ),
+        StageKind(
+            name="evaluate.parity",
+            version=1,
+            parameters=parameters.EvaluateParityParameters,
+            run="pipeline.stages.evaluate_parity:run",
+            outputs={"report": "report"},
+            framework=Framework.BOTH,
+            summary="prove that torch and Flax compute the same",
+            default_metrics=(
+                "max_abs_logit_difference", "max_rel_logit_difference", "mean_kl", "max_kl", "top1_agreement",
+                "greedy_match",
+            ),
+        ),
+        StageKind(
+            name="evaluate.loss",
+            version=1,
+            parameters=parameters.EvaluateLossParameters,
+            run="pipeline.stages.evaluate_loss:run",
+            outputs={"report": "report"},
+            framework=Framework.JAX,
+            summary="validation loss and perplexity of the Flax model",
+            default_metrics=("validation_loss", "perplexity", "num_tokens"),
+        ),
+        StageKind(
+            name="register.model",
+            version=1,
+            parameters=parameters.RegisterModelParameters,
+            run="pipeline.stages.register_model:run",
+            outputs={"registration": "registration"},
+            framework=Framework.NONE,
+            location=Location.DRIVER,
+            summary="register a model version with its lineage and move the alias",
+            default_metrics=("version",),
+        ),
+        StageKind(
+            name="deploy.serve",
+            version=1,
+            parameters=parameters.DeployServeParameters,
+            run="pipeline.stages.deploy_serve:run",
+            outputs={"deployment": "deployment"},
+            framework=Framework.NONE,
+            verify="pipeline.cluster.endpoint:why_not_live",
+            summary="serve the Flax model from jitted JAX actors on Ray Serve",
+            default_metrics=("ready_seconds", "smoke_seconds", "smoke_tokens"),
+        ),
+        StageKind(
+            name="python.call",
+            version=1,
+            parameters=parameters.PythonCallParameters,
+            run="pipeline.stages.python_call:run",
+            outputs={},
+            framework=Framework.NONE,
+            sources="pipeline.stages.python_call:digests",
+            summary="call a function of your own with the same contract",
+        ),
+    )
+}
+
+
+def outputs_of(kind: StageKind, given: Parameters) -> Mapping[str, str]:
+    """Output name to artifact type of a stage of `kind`; `python.call` declares its own in its parameters."""
+    if isinstance(given, parameters.PythonCallParameters):
+        return dict.fromkeys(given.outputs, "files")
+    return kind.outputs
