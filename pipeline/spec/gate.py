@@ -45,9 +45,7 @@ class Gate:
     def judge(self, metrics: Mapping[str, float]) -> "GateVerdict":
         """Hold the gate against a stage's metrics."""
         value = metrics.get(self.metric)
-        holds = (
-            value is not None and not math.isnan(value) and _OPERATORS[self.comparison](float(value), self.limit)
-        )
+        holds = value is not None and not math.isnan(value) and _OPERATORS[self.comparison](float(value), self.limit)
         return GateVerdict(
             metric=self.metric, comparison=self.comparison, limit=self.limit, value=value, holds=bool(holds)
         )

@@ -84,7 +84,8 @@ class TrainFsdpParameters(Parameters):
     validation_sequences: int = Field(64, ge=1, description="Held-out rows in one validation loss.")
     log_every_steps: int = Field(5, ge=1, description="Steps between reported metrics.", json_schema_extra=NOT_IDENTITY)
     device: Device = Field(
-        "auto", description="auto takes CUDA (NCCL) where every worker has a GPU, else the CPU (gloo), and says why.",
+        "auto",
+        description="auto takes CUDA (NCCL) where every worker has a GPU, else the CPU (gloo), and says why.",
         json_schema_extra=NOT_IDENTITY,
     )
     max_worker_failures: int = Field(
@@ -139,10 +140,12 @@ class DeployServeParameters(Parameters):
     """`deploy.serve`: a Ray Serve deployment of jitted JAX actors behind an OpenAI-compatible endpoint."""
 
     model: FlaxModelInput = Field(description="What is served.")
-    registration: Annotated[AnyInput, Field(description="Wait for this registration; its version is served's name.")] | (
-        None
-    ) = None
-    name: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*$", description="Name of the deployment and of the model in requests.")
+    registration: Annotated[
+        AnyInput, Field(description="Wait for this registration; its version is served's name.")
+    ] | (None) = None
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][\w.-]*$", description="Name of the deployment and of the model in requests."
+    )
     replicas: int = Field(1, ge=1, description="Number of replicas.")
     slots: int = Field(8, ge=1, le=256, description="Requests decoded together in one replica.")
     max_context_tokens: int | None = Field(
@@ -155,7 +158,10 @@ class DeployServeParameters(Parameters):
     )
     device: Device = Field("auto", description="Where jax runs.", json_schema_extra=NOT_IDENTITY)
     port: int | None = Field(
-        None, ge=1024, le=65535, description="HTTP port; a free one from 8000 when absent.",
+        None,
+        ge=1024,
+        le=65535,
+        description="HTTP port; a free one from 8000 when absent.",
         json_schema_extra=NOT_IDENTITY,
     )
     smoke_prompt: str = Field("def main():\n", description="A request with it must come back before the stage is done.")
