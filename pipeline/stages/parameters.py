@@ -7,7 +7,7 @@ processes, logging) is marked `identity=False` and stays out of the fingerprint.
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from pipeline.stages.reference import (
     AnyInput,
@@ -17,9 +17,9 @@ from pipeline.stages.reference import (
     FlaxModelInput,
 )
 
-NOT_IDENTITY = {"identity": False}
+NOT_IDENTITY: dict[str, JsonValue] = {"identity": False}
 """`json_schema_extra` of a field that is left out of the fingerprint."""
-SOURCE_FILE = {"source_file": True}
+SOURCE_FILE: dict[str, JsonValue] = {"source_file": True}
 """`json_schema_extra` of a field that names a file relative to the project; its content, not its name, is identity."""
 
 Device = Literal["auto", "cpu", "cuda"]

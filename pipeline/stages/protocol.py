@@ -143,7 +143,7 @@ class StageContext(Generic[ParametersT]):
     """True where nothing may stay up after the run."""
     registry: ModelRegistry | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What the runner found out about the cluster that a stage may need (`serve_port`, `deployments_directory`, ...)."""
+    """What the runner knows of the cluster and a stage may need (`deployments_directory`, `store`, ...)."""
 
     def output(self, name: str) -> Path:
         """The (created) directory for the output `name`."""
