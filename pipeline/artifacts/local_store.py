@@ -82,7 +82,7 @@ class LocalStore:
         path = self.root / prefix
         with _explained("list", path):
             try:
-                return sorted(name for name in os.listdir(path) if not name.startswith(".writing-"))
+                return sorted(entry.name for entry in path.iterdir() if not entry.name.startswith(".writing-"))
             except (FileNotFoundError, NotADirectoryError):
                 return []
 

@@ -1,0 +1,55 @@
+"""This process's connection to Ray.
+
+Owns `ray.init` and `ray.shutdown` of the driver. The one decision: Ray's own chatter stays in its log files unless
+the user asks for it.
+"""
+
+import logging
+import os
+
+import ray
+
+from pipeline.cluster.capacity import Capacity
+from pipeline.errors import ClusterError
+
+NAMESPACE = "pipeline"
+
+
+def connect(address: str, *, verbose: bool) -> Capacity:
+    """Connect the driver and say what the cluster has.
+
+    Raises:
+        ClusterError: nobody answers at the address.
+    """
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # leave CUDA_VISIBLE_DEVICES of CPU stages alone
+    try:
+        ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            log_to_driver=verbose,
+            logging_level=logging.INFO if verbose else logging.ERROR,
+            configure_logging=verbose,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(
+            f"no Ray cluster answers at {address}: {error}",
+            hint="check the address, or leave it out to use a local head",
+        ) from error
+    totals = ray.cluster_resources()
+    return Capacity(
+        cpus=float(totals.get("CPU", 0.0)),
+        gpus=float(totals.get("GPU", 0.0)),
+        memory_bytes=int(totals.get("memory", 0)),
+        source=f"the Ray cluster at {address}",
+    )
+
+
+def available() -> dict[str, float]:
+    """What is free right now, by resource name."""
+    return {name: float(value) for name, value in ray.available_resources().items() if name in ("CPU", "GPU")}
+
+
+def disconnect() -> None:
+    """Leave the cluster; what is detached (Ray Serve) goes on."""
+    if ray.is_initialized():
+        ray.shutdown()
