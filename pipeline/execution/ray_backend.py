@@ -1,0 +1,145 @@
+"""Runs attempts as Ray actors.
+
+Owns the actors and how they are told what they may use. The one decision: feasibility is checked against the live
+cluster before an actor is asked for, and while one waits the reason is shown, so nothing waits without a word.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+
+from pipeline.cluster import ray_connection
+from pipeline.cluster.capacity import Capacity, Demand, why_infeasible
+from pipeline.errors import ClusterError, FailureClass
+from pipeline.execution.backend import Failure, WorkOutcome, WorkRequest
+from pipeline.execution.ray_worker import StageWorker
+from pipeline.stages.protocol import Report, Resources
+
+# Passed on to the attempt's process where the driver has them: where models, caches and libraries may look.
+PASSED_VARIABLES = ("HF_HUB_OFFLINE", "JAX_PLATFORMS", "XLA_FLAGS", "PYTHONPATH")
+SCHEDULE_SECONDS = 120.0
+_DRAIN_TIMEOUT_SECONDS = 5.0
+
+
+class RayAttempt:
+    """One actor."""
+
+    def __init__(self, request: WorkRequest) -> None:
+        asked = request.actor_resources
+        self._asked = asked
+        self._actor = StageWorker.options(
+            num_cpus=asked.cpus,
+            num_gpus=asked.gpus,
+            memory=asked.memory_bytes or None,
+            max_concurrency=8,
+            max_restarts=0,
+            name=f"{request.run_id}/{request.stage}/{request.attempt}",
+            runtime_env={"env_vars": _environment(request, asked)},
+        ).remote()
+        self._started = self._actor.process_id.remote()
+        self._outcome = self._actor.run.remote(request)
+        self._asked_at = time.monotonic()
+        self._is_running = False
+
+    def drain(self) -> list[Report]:
+        """See `Attempt.drain`; empty while the actor is not up or is gone."""
+        if not self._is_running:
+            return []
+        try:
+            reports: list[Report] = ray.get(self._actor.drain.remote(), timeout=_DRAIN_TIMEOUT_SECONDS)
+        except RayError:
+            return []  # a dead actor is told by poll, a busy one is asked again
+        return reports
+
+    def poll(self) -> WorkOutcome | None:
+        """See `Attempt.poll`."""
+        if not self._is_running:
+            self._is_running = self._has_started()
+        ready, _ = ray.wait([self._outcome], timeout=0)
+        if ready:
+            try:
+                outcome: WorkOutcome = ray.get(self._outcome)
+            except RayActorError as error:
+                return _infrastructure(f"the stage's process died: {_first_lines(error)}", error)
+            except RayError as error:
+                return _infrastructure(f"Ray failed: {_first_lines(error)}", error)
+            return outcome
+        if not self._is_running and time.monotonic() - self._asked_at > SCHEDULE_SECONDS:
+            self.end()
+            return _infrastructure(f"not scheduled within {SCHEDULE_SECONDS:g} s: {self.state()}", None)
+        return None
+
+    def state(self) -> str:
+        """See `Attempt.state`."""
+        if self._is_running:
+            return "running"
+        free = ray_connection.available()
+        shown = ", ".join(f"{value:g} {name}" for name, value in free.items()) or "nothing"
+        return f"waiting for {self._asked.cpus:g} CPUs, {self._asked.gpus:g} GPUs; free now: {shown}"
+
+    def end(self) -> None:
+        """See `Attempt.end`."""
+        with contextlib.suppress(RayError):
+            ray.kill(self._actor, no_restart=True)
+
+    def _has_started(self) -> bool:
+        ready, _ = ray.wait([self._started], timeout=0)
+        if not ready:
+            return False
+        with contextlib.suppress(RayError, GetTimeoutError):
+            ray.get(self._started, timeout=1)
+            return True
+        return False
+
+
+class RayBackend:
+    """`Backend` on a Ray cluster this process connects to."""
+
+    def __init__(self, *, address: str, verbose: bool) -> None:
+        self._capacity = ray_connection.connect(address, verbose=verbose)
+
+    def capacity(self) -> Capacity:
+        """See `Backend.capacity`."""
+        return self._capacity
+
+    def start(self, request: WorkRequest) -> RayAttempt:
+        """See `Backend.start`.
+
+        Raises:
+            ClusterError: no state of the cluster can hold the request.
+        """
+        asked = Demand.of(request.stage, request.resources, gang=request.resources.workers > 1)
+        lines = why_infeasible([asked], self._capacity)
+        if lines:
+            raise ClusterError("\n".join(lines), hint="lower `resources` of the stage, or use a larger cluster")
+        return RayAttempt(request)
+
+    def close(self) -> None:
+        """See `Backend.close`."""
+        ray_connection.disconnect()
+
+
+def _environment(request: WorkRequest, asked: Resources) -> Mapping[str, str]:
+    threads = str(max(1, int(asked.cpus or len(os.sched_getaffinity(0)))))
+    environment = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
+    return {**environment, "OMP_NUM_THREADS": threads, "PIPELINE_STAGE": request.stage}
+
+
+def _infrastructure(message: str, error: BaseException | None) -> WorkOutcome:
+    return WorkOutcome(
+        failure=Failure(
+            failure_class=FailureClass.INFRA,
+            error=type(error).__name__ if error else "NotScheduled",
+            message=message,
+            traceback=str(error or ""),
+        )
+    )
+
+
+def _first_lines(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:6])[:600]
