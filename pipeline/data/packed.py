@@ -1,0 +1,133 @@
+"""A packed dataset, read.
+
+Owns opening, checking and reading rows of a dataset directory. Knows nothing of frameworks: rows are numpy. The one
+decision: files are checked against the manifest when the dataset is opened, so damage is found before training and
+with the file's name, never as a strange loss.
+
+Shapes: N rows, T tokens in a row; a row has T + 1 ids, inputs are `[:, :-1]` and targets `[:, 1:]`.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.data.manifest import TOKENIZER_NAME, Manifest, ShardEntry
+from pipeline.data.order import shuffled_rows
+from pipeline.errors import ArtifactError
+
+_AGAIN = "the dataset is damaged; delete it and run the data stage again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedDataset:
+    """Memory-mapped token rows with random access."""
+
+    directory: Path
+    manifest: Manifest
+    _shards: dict[str, tuple[npt.NDArray[Any], ...]]
+    _first_row: dict[str, npt.NDArray[np.int64]]
+
+    @classmethod
+    def open(cls, directory: Path, *, verify: bool = True) -> "PackedDataset":
+        """Open a dataset directory; maps the shards, reads no rows.
+
+        Args:
+            directory: what `data.text` wrote.
+            verify: also compare each file's sha256 (about 1 GB/s); sizes and headers are always compared.
+
+        Raises:
+            ArtifactError: a file is missing, truncated or altered; names it.
+        """
+        manifest = Manifest.read(directory)
+        _check_tokenizer(directory, manifest, verify=verify)
+        shards = {
+            name: tuple(_map_shard(directory, shard, manifest, verify=verify) for shard in split.shards)
+            for name, split in manifest.splits.items()
+        }
+        first_row = {
+            name: np.cumsum([0, *(shard.num_rows for shard in split.shards)], dtype=np.int64)
+            for name, split in manifest.splits.items()
+        }
+        return cls(directory=directory, manifest=manifest, _shards=shards, _first_row=first_row)
+
+    @property
+    def sequence_length(self) -> int:
+        """T, tokens in a training row."""
+        return self.manifest.sequence_length
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Every id is below this."""
+        return self.manifest.vocabulary_size
+
+    @property
+    def eos_token_id(self) -> int:
+        """Id that ends a document."""
+        return self.manifest.eos_token_id
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The `tokenizer.json`."""
+        return self.directory / TOKENIZER_NAME
+
+    def num_rows(self, split: str) -> int:
+        """Rows of `train` or `validation`."""
+        return self.manifest.splits[split].num_rows
+
+    def rows(self, split: str, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """Rows by index, int32 [N, T + 1].
+
+        Raises:
+            IndexError: an index is outside the split.
+        """
+        indices = np.asarray(indices, dtype=np.int64)
+        num_rows = self.num_rows(split)
+        if len(indices) and (indices.min() < 0 or indices.max() >= num_rows):
+            raise IndexError(f"rows of {split!r} are 0 to {num_rows - 1}, asked {indices.min()} to {indices.max()}")
+        shard_of = np.searchsorted(self._first_row[split], indices, side="right") - 1
+        out = np.empty((len(indices), self.sequence_length + 1), dtype=np.int32)
+        for place, (shard, row) in enumerate(zip(shard_of, indices, strict=True)):
+            out[place] = self._shards[split][shard][row - self._first_row[split][shard]]
+        return out
+
+    def train_order(self, positions: npt.NDArray[np.int64], *, seed: int) -> npt.NDArray[np.int64]:
+        """Train rows at positions of the endless shuffled order, int64 [N]; see `pipeline.data.order`."""
+        return shuffled_rows(positions, num_rows=self.num_rows("train"), seed=seed)
+
+
+def _check_tokenizer(directory: Path, manifest: Manifest, *, verify: bool) -> None:
+    path = directory / TOKENIZER_NAME
+    if not path.is_file():
+        raise ArtifactError(f"{path}: missing", hint=_AGAIN)
+    if verify and _sha256(path) != manifest.tokenizer_sha256:
+        raise ArtifactError(f"{path}: altered (its sha256 is not the manifest's)", hint=_AGAIN)
+
+
+def _map_shard(directory: Path, shard: ShardEntry, manifest: Manifest, *, verify: bool) -> npt.NDArray[Any]:
+    path = directory / shard.file
+    if not path.is_file():
+        raise ArtifactError(f"{path}: missing", hint=_AGAIN)
+    size = path.stat().st_size
+    if size != shard.num_bytes:
+        raise ArtifactError(f"{path}: {size} bytes, the manifest says {shard.num_bytes}", hint=_AGAIN)
+    if verify and _sha256(path) != shard.sha256:
+        raise ArtifactError(f"{path}: altered (its sha256 is not the manifest's)", hint=_AGAIN)
+    try:
+        rows: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise ArtifactError(f"{path}: cannot be read as an array: {error}", hint=_AGAIN) from error
+    expected = (shard.num_rows, manifest.sequence_length + 1)
+    if rows.shape != expected or rows.dtype.name != manifest.dtype:
+        raise ArtifactError(
+            f"{path}: {rows.dtype.name} {rows.shape}, the manifest says {manifest.dtype} {expected}", hint=_AGAIN
+        )
+    return rows
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
