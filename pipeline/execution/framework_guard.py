@@ -22,6 +22,6 @@ def check_frameworks(framework: Framework, *, when: str) -> None:
     loaded = [name for name in _FORBIDDEN[framework] if name in sys.modules]
     if loaded:
         raise StageError(
-            f"{when} the stage, its process has loaded {' and '.join(loaded)}, but its kind declares {framework.value!r}",
+            f"{when} the stage, its process has loaded {' and '.join(loaded)}; its kind declares {framework.value!r}",
             hint="import the framework in the module that the stage's work lives in, or correct the kind's declaration",
         )

@@ -31,7 +31,7 @@ class RayAttempt:
     def __init__(self, request: WorkRequest) -> None:
         asked = request.actor_resources
         self._asked = asked
-        self._actor = StageWorker.options(
+        self._actor = ray.remote(StageWorker).options(
             num_cpus=asked.cpus,
             num_gpus=asked.gpus,
             memory=asked.memory_bytes or None,

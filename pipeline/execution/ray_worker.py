@@ -11,8 +11,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import ray
-
 from pipeline.artifacts.store import open_store
 from pipeline.execution.backend import WorkOutcome, WorkRequest
 from pipeline.execution.worker import execute
@@ -20,7 +18,6 @@ from pipeline.stages.protocol import Report
 from pipeline.stages.reporting import BufferedReporter
 
 
-@ray.remote
 class StageWorker:
     """Runs one attempt; other methods are answered meanwhile (the actor is threaded)."""
 

@@ -183,6 +183,9 @@ class PythonCallParameters(Parameters):
     outputs: list[Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")]] = Field(
         default_factory=list, description="Directories the function writes with `context.output(NAME)`."
     )
+    framework: Literal["none", "torch", "jax"] = Field(
+        "none", description="The framework its process may load; never both.", json_schema_extra=NOT_IDENTITY
+    )
     sources: list[str] = Field(
         default_factory=list,
         description="Further files (relative to the project) whose content is part of the fingerprint.",

@@ -49,6 +49,10 @@ class StageKind:
     summary: str = ""
     gang: bool = False
     """True where `resources.workers` starts that many workers beside the stage's own actor."""
+    delegates: bool = False
+    """True where resources are for what the stage starts (a gang, replicas) and its own actor holds none."""
+    auto_gpus: float = 0.0
+    """GPUs of each worker or replica where the flow leaves them open and the cluster has enough."""
     default_cpus: float = 0.5
     """CPUs of each worker (gang), or of the stage's actor or replica, where the flow does not say."""
     default_metrics: tuple[str, ...] = field(default=())
@@ -85,6 +89,8 @@ KINDS: Mapping[str, StageKind] = {
             framework=Framework.TORCH,
             summary="train a torch model with FSDP2 on Ray Train workers",
             gang=True,
+            delegates=True,
+            auto_gpus=1.0,
             default_metrics=(
                 "train_loss",
                 "validation_loss",
@@ -131,6 +137,7 @@ KINDS: Mapping[str, StageKind] = {
             outputs={"report": "report"},
             framework=Framework.JAX,
             summary="validation loss and perplexity of the Flax model",
+            auto_gpus=0.25,
             default_metrics=("validation_loss", "perplexity", "num_tokens"),
         ),
         StageKind(
@@ -153,6 +160,8 @@ KINDS: Mapping[str, StageKind] = {
             framework=Framework.NONE,
             verify="pipeline.cluster.endpoint:why_not_live",
             summary="serve the Flax model from jitted JAX actors on Ray Serve",
+            delegates=True,
+            auto_gpus=0.25,
             default_metrics=("ready_seconds", "smoke_seconds", "smoke_tokens"),
         ),
         StageKind(
