@@ -1,0 +1,263 @@
+"""torch.distributed.checkpoint directories, read without FSDP, without a process group, at any saved world size.
+
+Owns the reading of `.metadata` and of the chunks of the model subtree; optimizer state is never touched. Knows nothing
+of families or Flax. The one decision: the metadata's offsets, not the ranks, say where a chunk belongs, so one reader
+serves checkpoints of one rank and of a thousand; and nothing is unpickled beyond the classes that DCP itself writes.
+
+Layout: `.metadata` (a pickle of `torch.distributed.checkpoint.metadata.Metadata`) beside `*.distcp` files, each a
+row of `torch.save` archives at the offsets that the metadata gives.
+"""
+
+import io
+import math
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from converters.operations import Array, Shape
+from converters.source import TensorHeader
+from pipeline.errors import CheckpointError
+from pipeline.models.checkpoint import CONFIG_FILE
+
+METADATA_FILE = ".metadata"
+DCP_DIRECTORY = "dcp"
+MODEL_SUBTREE = "model"
+"""The key of a checkpoint's state dict that holds the model's; everything beside it is left unread."""
+
+_METADATA_CLASSES = {
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata",
+        "MetadataIndex",
+        "TensorStorageMetadata",
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "TensorProperties",
+        "StorageMeta",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size"},
+    "pathlib": {"Path", "PosixPath", "PurePath", "PurePosixPath"},
+    "collections": {"OrderedDict"},
+}
+# What `pickle` and `torch.load` raise on damaged bytes; the set is not documented, these were seen under bit flips.
+_DAMAGE = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    ValueError,
+    EOFError,
+    OSError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    TypeError,
+    MemoryError,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Chunk:
+    file: str
+    offset: int
+    length: int
+    starts: Shape
+    sizes: Shape
+
+
+class TorchDcpSource:
+    """An open DCP checkpoint; holds headers and chunk places, no weights."""
+
+    format = "torch-dcp"
+
+    def __init__(
+        self, *, directory: Path, data: Path, headers: Mapping[str, TensorHeader], chunks: Mapping[str, list[_Chunk]]
+    ) -> None:
+        self.directory = directory
+        self.headers = headers
+        self._data = data
+        self._chunks = chunks
+
+    @staticmethod
+    def recognises(path: Path) -> bool:
+        """True where `path` is a checkpoint artifact with `dcp/`, or a plain DCP directory."""
+        return (
+            (path / DCP_DIRECTORY).is_dir()
+            or (path / METADATA_FILE).exists()
+            or (path.is_dir() and any(path.glob("*.distcp")))
+        )
+
+    @classmethod
+    def open(cls, path: Path) -> "TorchDcpSource":
+        """Read the headers under `path`.
+
+        Raises:
+            CheckpointError: `.metadata` is missing or unreadable, a shard is missing or truncated, or chunks do not
+                make up their tensor; names every file and tensor concerned.
+        """
+        data = path / DCP_DIRECTORY if (path / DCP_DIRECTORY).is_dir() else path
+        directory = path if data != path or (path / CONFIG_FILE).exists() else path.parent
+        metadata = _read_metadata(data / METADATA_FILE)
+        chunks, headers, complaints = {}, {}, []
+        for name, key, stored in _model_tensors(metadata):
+            try:
+                chunks[name] = _chunks(key, stored, metadata.storage_data)
+            except ValueError as error:
+                complaints.append(f"{key}: {error}")
+            dtype = str(stored.properties.dtype).removeprefix("torch.")
+            headers[name] = TensorHeader(name=name, shape=tuple(stored.size), dtype=dtype)
+        complaints += _file_complaints(data, chunks)
+        if complaints:
+            raise CheckpointError(f"{data}: damaged checkpoint:\n" + "\n".join(f"  {text}" for text in complaints))
+        if not headers:
+            raise CheckpointError(
+                f"{data / METADATA_FILE}: no tensor under {MODEL_SUBTREE!r}; "
+                f"it holds: {', '.join(sorted({path[0] for path in _paths(metadata).values()})) or 'nothing'}",
+                hint="save {'model': model_state_dict, ...} with torch.distributed.checkpoint",
+            )
+        order = sorted(headers, key=lambda name: [(c.file, c.offset) for c in chunks[name][:1]])
+        return cls(directory=directory, data=data, headers={name: headers[name] for name in order}, chunks=chunks)
+
+    def read(self, name: str) -> Array:
+        """The tensor, assembled from its chunks; peak memory is the tensor and one chunk's bytes.
+
+        Raises:
+            CheckpointError: a shard is damaged; names it.
+        """
+        header = self.headers[name]
+        chunks = self._chunks[name]
+        parts = ((chunk, self._read_chunk(name, chunk)) for chunk in chunks)
+        if len(chunks) == 1 and chunks[0].sizes == header.shape:
+            return _to_numpy(next(parts)[1])
+        whole = torch.empty(header.shape, dtype=getattr(torch, header.dtype))
+        for chunk, part in parts:
+            whole[tuple(slice(s, s + n) for s, n in zip(chunk.starts, chunk.sizes, strict=True))] = part
+        return _to_numpy(whole)
+
+    def _read_chunk(self, name: str, chunk: _Chunk) -> torch.Tensor:
+        header = self.headers[name]
+        path = self._data / chunk.file
+        try:
+            with path.open("rb") as file:
+                file.seek(chunk.offset)
+                tensor = torch.load(io.BytesIO(file.read(chunk.length)), map_location="cpu", weights_only=True)
+        except _DAMAGE as error:
+            raise CheckpointError(
+                f"{path}: the bytes of {name} at offset {chunk.offset} are damaged: {_first_line(error)}"
+            ) from error
+        found = (tuple(getattr(tensor, "shape", ())), str(getattr(tensor, "dtype", type(tensor).__name__)))
+        if found != (chunk.sizes, f"torch.{header.dtype}"):
+            raise CheckpointError(
+                f"{path}: {name} at offset {chunk.offset} holds {found[0]} {found[1]}, "
+                f"the metadata says {chunk.sizes} torch.{header.dtype}"
+            )
+        return tensor
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Unpickles what DCP writes and refuses every other class, so that a checkpoint cannot run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Resolve a class of the list, or a torch dtype."""
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if not is_dtype and name not in _METADATA_CLASSES.get(module, ()):
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no DCP metadata holds")
+        return super().find_class(module, name)
+
+
+def _read_metadata(path: Path) -> Any:
+    try:
+        with path.open("rb") as file:
+            metadata = _MetadataUnpickler(file).load()
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path}: missing, so this is not a complete torch.distributed.checkpoint directory",
+            hint="DCP writes .metadata last; a checkpoint without it was interrupted while it was saved",
+        ) from None
+    except _DAMAGE as error:
+        raise CheckpointError(f"{path}: not readable as DCP metadata: {_first_line(error)}") from error
+    if not isinstance(getattr(metadata, "state_dict_metadata", None), dict) or not metadata.storage_data:
+        raise CheckpointError(f"{path}: holds {type(metadata).__name__}, not the metadata of a DCP checkpoint")
+    return metadata
+
+
+def _paths(metadata: Any) -> dict[str, tuple[str, ...]]:
+    """The nested path of each flat key, as DCP's planner recorded it."""
+    recorded = metadata.planner_data or {}
+    return {key: tuple(map(str, recorded.get(key, (key,)))) for key in metadata.state_dict_metadata}
+
+
+def _model_tensors(metadata: Any) -> Iterator[tuple[str, str, TensorStorageMetadata]]:
+    """(name in the model, flat key, stored metadata) of each tensor of the model subtree.
+
+    A checkpoint that is a bare model state dict (no nesting anywhere) is the subtree itself.
+    """
+    paths = _paths(metadata)
+    is_nested = any(len(path) > 1 for path in paths.values())
+    for key, stored in metadata.state_dict_metadata.items():
+        path = paths[key]
+        if isinstance(stored, TensorStorageMetadata) and (not is_nested or path[0] == MODEL_SUBTREE):
+            yield ".".join(path[1:] if is_nested else path), key, stored
+
+
+def _chunks(key: str, stored: TensorStorageMetadata, storage: Mapping[Any, Any]) -> list[_Chunk]:
+    """Where the parts of one tensor lie.
+
+    Raises:
+        ValueError: a part has no place, lies outside of the tensor, is compressed, or parts are missing.
+    """
+    places = {(index.fqn, tuple(index.offset or ())): info for index, info in storage.items() if index.fqn == key}
+    chunks = []
+    for part in stored.chunks:
+        starts, sizes = tuple(part.offsets), tuple(part.sizes)
+        if 0 in sizes:  # ranks beyond the first axis of a small tensor hold nothing
+            continue
+        info = places.get((key, starts))
+        if info is None:
+            raise ValueError(f"the part at {starts} has no place in the metadata")
+        if getattr(info, "transform_descriptors", None):
+            raise ValueError(f"the part at {starts} is stored with {info.transform_descriptors}, which is not read")
+        if any(s < 0 or s + n > size for s, n, size in zip(starts, sizes, stored.size, strict=True)):
+            raise ValueError(f"the part {sizes} at {starts} lies outside of shape {tuple(stored.size)}")
+        chunks.append(
+            _Chunk(file=info.relative_path, offset=info.offset, length=info.length, starts=starts, sizes=sizes)
+        )
+    held, wanted = sum(math.prod(chunk.sizes) for chunk in chunks), math.prod(stored.size)
+    if held != wanted:
+        raise ValueError(f"its parts hold {held} of {wanted} numbers; a rank's part is missing or doubled")
+    return chunks
+
+
+def _file_complaints(data: Path, chunks: Mapping[str, list[_Chunk]]) -> list[str]:
+    ends: dict[str, int] = {}
+    for chunk in (chunk for parts in chunks.values() for chunk in parts):
+        ends[chunk.file] = max(ends.get(chunk.file, 0), chunk.offset + chunk.length)
+    complaints = []
+    for file, end in sorted(ends.items()):
+        path = data / file
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            complaints.append(f"{file}: the metadata points outside of the checkpoint")
+        elif not path.is_file():
+            complaints.append(f"{path}: shard is missing")
+        elif path.stat().st_size < end:
+            complaints.append(f"{path}: shard is truncated: {path.stat().st_size} bytes, the model needs {end}")
+    return complaints
+
+
+def _to_numpy(tensor: torch.Tensor) -> Array:
+    """The same bytes in numpy; bfloat16, which torch does not export, through its bits."""
+    tensor = tensor.detach().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return np.asarray(tensor.numpy())
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
