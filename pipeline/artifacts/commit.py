@@ -134,14 +134,16 @@ def describe_outputs(directory: Path, types: Mapping[str, str]) -> dict[str, Com
     return outputs
 
 
-def publish_commit(store: Store, commit: Commit) -> Commit:
-    """Create the commit, or return the one that another process created first."""
-    if store.create(commit_key(commit.fingerprint), commit.to_json()):
-        return commit
-    winner = find_commit(store, commit.fingerprint)
-    if winner is None:
-        raise ArtifactError(f"{commit_key(commit.fingerprint)} exists and cannot be read")
-    return winner
+def replace_commit(store: Store, commit: Commit) -> Commit:
+    """Create the commit; whoever calls holds the fingerprint's lease and computed it on purpose.
+
+    An older commit of the same fingerprint (damaged, or computed again by force) moves aside under another name; its
+    files stay where they are.
+    """
+    while not store.create(commit_key(commit.fingerprint), commit.to_json()):
+        label = f"{commit.run_id}-{commit.attempt}"
+        store.move(commit_key(commit.fingerprint), f"{artifact_key(commit.fingerprint)}/REPLACED-BY-{label}.json")
+    return commit
 
 
 def why_damaged(store: Store, commit: Commit, *, hashes: bool) -> str | None:
@@ -164,8 +166,3 @@ def why_damaged(store: Store, commit: Commit, *, hashes: bool) -> str | None:
             if hashes and store.is_local and sha256_of(store.local_path(key)) != entry.sha256:
                 return f"{key} was altered: its sha256 is not the committed one"
     return None
-
-
-def set_aside(store: Store, commit: Commit, *, label: str) -> None:
-    """Move a damaged commit out of the way (its files stay where they are) so that the stage can commit again."""
-    store.move(commit_key(commit.fingerprint), f"{artifact_key(commit.fingerprint)}/REJECTED-{label}.json")

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.stages.protocol import Resources
-
 _NVIDIA_DEVICES = Path("/proc/driver/nvidia/gpus")
 
 
@@ -33,14 +31,6 @@ class Demand:
     cpus: float
     gpus: float
     memory_bytes: int
-
-    @classmethod
-    def of(cls, stage: str, resources: Resources, *, gang: bool) -> "Demand":
-        """The demand of a stage; a gang needs its workers together."""
-        num = resources.workers if gang else 1
-        return cls(
-            stage=stage, cpus=resources.cpus * num, gpus=resources.gpus * num, memory_bytes=resources.memory_bytes * num
-        )
 
     def __str__(self) -> str:
         parts = [f"{self.cpus:g} CPUs"]

@@ -6,6 +6,8 @@ the user asks for it.
 
 import logging
 import os
+import signal
+import threading
 
 import ray
 
@@ -22,6 +24,7 @@ def connect(address: str, *, verbose: bool) -> Capacity:
         ClusterError: nobody answers at the address.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # leave CUDA_VISIBLE_DEVICES of CPU stages alone
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         ray.init(
             address=address,
@@ -35,6 +38,9 @@ def connect(address: str, *, verbose: bool) -> Capacity:
             f"no Ray cluster answers at {address}: {error}",
             hint="check the address, or leave it out to use a local head",
         ) from error
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():  # ray.init installs its own; ours record the interrupt
+            signal.signal(number, handler)
     totals = ray.cluster_resources()
     return Capacity(
         cpus=float(totals.get("CPU", 0.0)),

@@ -13,8 +13,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from pipeline.cluster import ray_connection
-from pipeline.cluster.capacity import Capacity, Demand, why_infeasible
-from pipeline.errors import ClusterError, FailureClass
+from pipeline.cluster.capacity import Capacity
+from pipeline.errors import FailureClass
 from pipeline.execution.backend import Failure, WorkOutcome, WorkRequest
 from pipeline.execution.ray_worker import StageWorker
 from pipeline.stages.protocol import Report, Resources
@@ -31,15 +31,19 @@ class RayAttempt:
     def __init__(self, request: WorkRequest) -> None:
         asked = request.actor_resources
         self._asked = asked
-        self._actor = ray.remote(StageWorker).options(
-            num_cpus=asked.cpus,
-            num_gpus=asked.gpus,
-            memory=asked.memory_bytes or None,
-            max_concurrency=8,
-            max_restarts=0,
-            name=f"{request.run_id}/{request.stage}/{request.attempt}",
-            runtime_env={"env_vars": _environment(request, asked)},
-        ).remote()
+        self._actor = (
+            ray.remote(StageWorker)
+            .options(
+                num_cpus=asked.cpus,
+                num_gpus=asked.gpus,
+                memory=asked.memory_bytes or None,
+                max_concurrency=8,
+                max_restarts=0,
+                name=f"{request.run_id}/{request.stage}/{request.attempt}",
+                runtime_env={"env_vars": _environment(request, asked)},
+            )
+            .remote()
+        )
         self._started = self._actor.process_id.remote()
         self._outcome = self._actor.run.remote(request)
         self._asked_at = time.monotonic()
@@ -107,15 +111,7 @@ class RayBackend:
         return self._capacity
 
     def start(self, request: WorkRequest) -> RayAttempt:
-        """See `Backend.start`.
-
-        Raises:
-            ClusterError: no state of the cluster can hold the request.
-        """
-        asked = Demand.of(request.stage, request.resources, gang=request.resources.workers > 1)
-        lines = why_infeasible([asked], self._capacity)
-        if lines:
-            raise ClusterError("\n".join(lines), hint="lower `resources` of the stage, or use a larger cluster")
+        """See `Backend.start`."""
         return RayAttempt(request)
 
     def close(self) -> None:

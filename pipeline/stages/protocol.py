@@ -83,11 +83,15 @@ class InputArtifact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resources:
-    """What one stage asks of the cluster. `gpus` may be a fraction; `workers` is the gang size of a training stage."""
+    """What one stage asks of the cluster, for each worker or replica.
+
+    `gpus` may be a fraction; None leaves it open (`auto`) until the cluster is known. A running stage never sees None.
+    `workers` is the gang size of a training stage.
+    """
 
     workers: int = 1
     cpus: float = 0.5
-    gpus: float = 0.0
+    gpus: float | None = None
     memory_bytes: int = 0
 
 

@@ -1,0 +1,67 @@
+"""What a resolved stage takes from the cluster.
+
+Pure. The one decision: GPUs that a flow leaves open are given where the cluster has them, so that the same file runs
+on a laptop and on a GPU cluster; what was given and why is recorded with the stage.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pipeline.cluster.capacity import Capacity, Demand
+from pipeline.errors import ParameterError
+from pipeline.plan.graph import ResolvedStage
+from pipeline.stages.protocol import Resources
+from pipeline.stages.registry import Location
+
+
+def num_copies(stage: ResolvedStage) -> int:
+    """Workers of a gang, replicas of a deployment, else 1."""
+    if stage.kind.gang:
+        return stage.resources.workers
+    return int(getattr(stage.parameters, "replicas", 1))
+
+
+def assign(stage: ResolvedStage, capacity: Capacity) -> tuple[Resources, str]:
+    """The resources of each worker or replica of a stage on this cluster, and the reason for its GPUs."""
+    device = getattr(stage.parameters, "device", "cpu")
+    if stage.resources.gpus is not None:
+        return stage.resources, f"gpus: {stage.resources.gpus:g} as the flow says"
+    if device == "cpu" or not stage.kind.auto_gpus:
+        return replace(stage.resources, gpus=0.0), "no GPU asked for"
+    wanted = stage.kind.auto_gpus * num_copies(stage)
+    if wanted <= capacity.gpus:
+        return replace(stage.resources, gpus=stage.kind.auto_gpus), (
+            f"gpus: {stage.kind.auto_gpus:g} each, for {capacity.source} has {capacity.gpus:g}"
+        )
+    return replace(stage.resources, gpus=0.0), f"no GPU: {wanted:g} wanted, {capacity.source} has {capacity.gpus:g}"
+
+
+def demand_of(stage: ResolvedStage, capacity: Capacity) -> Demand:
+    """All that a stage holds at once; nothing for a stage that runs on the driver."""
+    if stage.kind.location is Location.DRIVER:
+        return Demand(stage=stage.name, cpus=0.0, gpus=0.0, memory_bytes=0)
+    resources, _ = assign(stage, capacity)
+    num = num_copies(stage)
+    return Demand(
+        stage=stage.name,
+        cpus=resources.cpus * num,
+        gpus=(resources.gpus or 0.0) * num,
+        memory_bytes=resources.memory_bytes * num,
+    )
+
+
+def check_devices(stages: Iterable[ResolvedStage], capacity: Capacity) -> None:
+    """Refuse a stage that insists on CUDA where the cluster has no GPU; all at once.
+
+    Raises:
+        ParameterError: names every such stage.
+    """
+    lines = [
+        f"{stage.position}: stage {stage.name!r} asks for device: cuda; {capacity.source} has no GPU"
+        for stage in stages
+        if getattr(stage.parameters, "device", None) == "cuda" and capacity.gpus == 0
+    ]
+    if lines:
+        raise ParameterError(
+            "\n".join(lines), hint="use device: auto, or run on a cluster with GPUs (--address, --cluster)"
+        )

@@ -1,0 +1,323 @@
+"""One stage inside one run: its state, and how it gets from pending to an end.
+
+Owns the state machine of a stage. Knows nothing of other stages but their commits. The one decision: every change of
+state goes through `_change`, which tells the journal first, then the tracker and the observer; what a reader sees is
+never ahead of what is stored.
+"""
+
+import time as wall
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts.commit import Commit, CommittedInput, replace_commit
+from pipeline.artifacts.store import Store
+from pipeline.errors import FailureClass, PipelineError
+from pipeline.execution.backend import Attempt, Failure, InputRequest, WorkOutcome, WorkRequest
+from pipeline.execution.heartbeat import Heartbeat
+from pipeline.execution.journal import Journal, attempt_key
+from pipeline.execution.observer import Observer
+from pipeline.execution.reading import remember_commit
+from pipeline.execution.retry import next_delay
+from pipeline.plan.graph import ResolvedStage
+from pipeline.stages.parameters import PythonCallParameters
+from pipeline.stages.protocol import Report, Resources
+from pipeline.stages.registry import Framework
+from pipeline.tracking.protocol import Tracker
+from pipeline.tracking.view import AttemptView, StageStatus, StageView
+
+REPORTS_FLUSH_SECONDS = 5.0
+ENDED = (StageStatus.DONE, StageStatus.REUSED, StageStatus.FAILED, StageStatus.SKIPPED, StageStatus.INTERRUPTED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunScope:
+    """What all stages of a run share."""
+
+    run_id: str
+    flow: str
+    project_root: Path
+    ephemeral: bool
+    store: Store
+    journal: Journal
+    tracker: Tracker
+    observer: Observer
+    heartbeat: Heartbeat
+    environment: Mapping[str, str]
+    clock: Callable[[], float] = field(default=wall.time)
+
+
+def fingerprint_lease(fingerprint: str) -> str:
+    """Name of the lease that lets one run compute a fingerprint."""
+    return f"fingerprints/{fingerprint}"
+
+
+class StageRun:
+    """The state of one stage. The runner calls; nothing here decides what runs next."""
+
+    def __init__(self, stage: ResolvedStage, *, scope: RunScope, first_attempt: int) -> None:
+        self.stage = stage
+        self.scope = scope
+        self.commit: Commit | None = None
+        self.failure: Failure | None = None
+        self.retry_at: float | None = None
+        self.view = StageView(
+            name=stage.name, kind=stage.kind.name, status=StageStatus.PENDING, reason="", needs=stage.needs
+        )
+        self._attempt: Attempt | None = None
+        self._number = first_attempt - 1
+        self._first_number = first_attempt
+        self._deadline: float | None = None
+        self._reports: list[Report] = []
+        self._flushed_at = 0.0
+        self._resources = stage.resources
+
+    @property
+    def has_ended(self) -> bool:
+        """True where nothing more will happen to it."""
+        return self.view.status in ENDED
+
+    @property
+    def is_good(self) -> bool:
+        """True where what depends on it may start."""
+        return self.view.status in (StageStatus.DONE, StageStatus.REUSED)
+
+    def skip(self, reason: str) -> None:
+        """It will not run."""
+        self._change(status=StageStatus.SKIPPED, reason=reason)
+
+    def wait(self, *, fingerprint: str, reason: str) -> None:
+        """Another run computes it."""
+        if self.view.status is not StageStatus.WAITING:
+            self._change(status=StageStatus.WAITING, fingerprint=fingerprint, reason=reason)
+        self.scope.observer.waiting(self.stage.name, reason)
+
+    def reuse(self, commit: Commit, *, reason: str) -> None:
+        """A committed artifact stands in for it."""
+        self.commit = commit
+        self._change(
+            status=StageStatus.REUSED,
+            fingerprint=commit.fingerprint,
+            reason=reason,
+            producer_run_id=commit.run_id,
+            **_committed(commit),
+        )
+        self._judge()
+        self.scope.tracker.record_reuse(self.scope.run_id, self.view, parameters=self._parameters())
+
+    def start(
+        self,
+        *,
+        fingerprint: str,
+        reason: str,
+        inputs: Mapping[str, InputRequest],
+        resources: Resources,
+        launch: Callable[[WorkRequest], Attempt],
+    ) -> None:
+        """Start the next attempt; the caller holds the fingerprint's lease."""
+        now = self.scope.clock()
+        self._number += 1
+        self._resources = resources
+        timeout = self.stage.timeout_seconds
+        self._deadline = None if timeout is None else now + timeout
+        self._reports, self._flushed_at, self.retry_at = [], now, None
+        request = self._request(fingerprint=fingerprint, inputs=inputs)
+        attempt = AttemptView(attempt=self._number, started_at=now)
+        self._change(
+            status=StageStatus.RUNNING, fingerprint=fingerprint, reason=reason, attempts=(*self.view.attempts, attempt)
+        )
+        self.scope.tracker.start_attempt(
+            self.scope.run_id, self.view, attempt=self._number, parameters=self._parameters()
+        )
+        self._attempt = launch(request)
+
+    def advance(self, *, parts: Mapping[str, Any], inputs: Mapping[str, CommittedInput]) -> None:
+        """Take in what the running attempt reported, and its end."""
+        attempt = self._attempt
+        if attempt is None:
+            return
+        outcome = attempt.poll()
+        self._take(attempt.drain())
+        now = self.scope.clock()
+        if outcome is None:
+            state = attempt.state()
+            if state != "running":
+                self.scope.observer.waiting(self.stage.name, state)
+            if self._deadline is None or now < self._deadline:
+                return
+            attempt.end()
+            message = f"timed out after timeout_seconds: {self.stage.timeout_seconds:g}"
+            outcome = WorkOutcome(failure=Failure(failure_class=FailureClass.INFRA, error="Timeout", message=message))
+        attempt.end()
+        self._attempt = None
+        if outcome.failure is not None:
+            self._fail(outcome.failure)
+        else:
+            self._finish(outcome, parts=parts, inputs=inputs)
+
+    def fail_before_start(self, error: PipelineError) -> None:
+        """It cannot be started at all."""
+        self.failure = Failure(failure_class=error.failure_class, error=type(error).__name__, message=str(error))
+        self._change(status=StageStatus.FAILED, reason=str(error))
+
+    def interrupt(self) -> None:
+        """End it now; what it committed (training checkpoints) stays."""
+        if self._attempt is not None:
+            self._take(self._attempt.drain())
+            self._attempt.end()
+            self._attempt = None
+            self._end_attempt(StageStatus.INTERRUPTED, error="interrupted", failure_class=None)
+            self._close_attempt()
+        elif not self.has_ended:
+            self._change(status=StageStatus.INTERRUPTED, reason="the run was interrupted before it started")
+
+    def _request(self, *, fingerprint: str, inputs: Mapping[str, InputRequest]) -> WorkRequest:
+        stage, scope = self.stage, self.scope
+        parameters = stage.parameters
+        is_call = isinstance(parameters, PythonCallParameters)
+        none = replace(self._resources, cpus=0.0, gpus=0.0, memory_bytes=0)
+        return WorkRequest(
+            kind=stage.kind.name,
+            run=stage.kind.run,
+            framework=Framework(parameters.framework) if is_call else stage.kind.framework,
+            store_url=scope.store.url,
+            run_id=scope.run_id,
+            flow=scope.flow,
+            stage=stage.name,
+            attempt=self._number,
+            fingerprint=fingerprint,
+            parameters=parameters,
+            inputs=inputs,
+            output_types=stage.outputs,
+            attempt_key=f"artifacts/{fingerprint}/{scope.run_id}-{self._number}",
+            workspace_key=f"workspaces/{fingerprint}",
+            log_key=f"{attempt_key(scope.run_id, stage.name, self._number)}/output.log",
+            project_root=str(scope.project_root),
+            resources=self._resources,
+            actor_resources=none if stage.kind.delegates else self._resources,
+            deadline=self._deadline,
+            ephemeral=scope.ephemeral,
+            environment=scope.environment,
+        )
+
+    def _take(self, reports: list[Report]) -> None:
+        if not reports:
+            return
+        self._reports.extend(reports)
+        self.scope.tracker.report(self.scope.run_id, self.stage.name, attempt=self._number, reports=reports)
+        for report in reports:
+            self.scope.observer.reported(self.stage.name, report)
+        if self.scope.clock() - self._flushed_at > REPORTS_FLUSH_SECONDS:
+            self._flush()
+
+    def _flush(self) -> None:
+        self.scope.journal.write_reports(self.stage.name, self._number, self._reports)
+        self._flushed_at = self.scope.clock()
+
+    def _finish(self, outcome: WorkOutcome, *, parts: Mapping[str, Any], inputs: Mapping[str, CommittedInput]) -> None:
+        scope, fingerprint = self.scope, self.view.fingerprint or ""
+        scope.heartbeat.check(fingerprint_lease(fingerprint))
+        mine = Commit(
+            fingerprint=fingerprint,
+            attempt_key=f"artifacts/{fingerprint}/{scope.run_id}-{self._number}",
+            kind=self.stage.kind.name,
+            stage=self.stage.name,
+            flow=scope.flow,
+            run_id=scope.run_id,
+            created_at=scope.clock(),
+            outputs=outcome.outputs,
+            inputs=inputs,
+            metrics=outcome.metrics,
+            facts=outcome.facts,
+            parts=parts,
+            attempt=self._number,
+        )
+        self.commit = replace_commit(scope.store, mine)
+        remember_commit(scope.store, self.commit)
+        scope.heartbeat.drop(fingerprint_lease(fingerprint))
+        scope.store.delete(f"workspaces/{fingerprint}")
+        self._end_attempt(StageStatus.DONE, producer_run_id=self.commit.run_id, **_committed(self.commit))
+        self._judge()
+        self._close_attempt()
+
+    def _judge(self) -> None:
+        if self.commit is None or not self.stage.gates:
+            return
+        verdicts = tuple(gate.judge(self.commit.metrics) for gate in self.stage.gates)
+        failing = [verdict for verdict in verdicts if not verdict.holds]
+        if not failing:
+            self._change(gates=verdicts)
+            return
+        message = f"gate: {'; '.join(str(verdict) for verdict in failing)}"
+        self.failure = Failure(failure_class=FailureClass.GATE, error="GateError", message=message)
+        self._change(gates=verdicts, status=StageStatus.FAILED, reason=message)
+
+    def _fail(self, failure: Failure) -> None:
+        delay = next_delay(
+            failure.failure_class,
+            attempt=self._number - self._first_number + 1,
+            max_attempts=self.stage.retry.max_attempts,
+            backoff_seconds=self.stage.retry.backoff_seconds,
+        )
+        if delay is None:
+            self.failure = failure
+            self._end_attempt(
+                StageStatus.FAILED,
+                error=failure.message,
+                failure_class=failure.failure_class.value,
+                reason=failure.message.splitlines()[0],
+            )
+            self.scope.heartbeat.drop(fingerprint_lease(self.view.fingerprint or ""))
+        else:
+            self.retry_at = self.scope.clock() + delay
+            self._end_attempt(
+                StageStatus.FAILED,
+                error=failure.message,
+                failure_class=failure.failure_class.value,
+                stage_status=StageStatus.PENDING,
+                reason=f"attempt {self._number} failed ({failure.message.splitlines()[0]}); next in {delay:g} s",
+            )
+        self._close_attempt()
+
+    def _end_attempt(
+        self,
+        status: StageStatus,
+        *,
+        error: str | None = None,
+        failure_class: str | None = None,
+        stage_status: StageStatus | None = None,
+        **changes: Any,
+    ) -> None:
+        ended = replace(
+            self.view.attempts[-1],
+            ended_at=self.scope.clock(),
+            status=status,
+            error=error,
+            failure_class=failure_class,
+        )
+        self._flush()
+        self._change(status=stage_status or status, attempts=(*self.view.attempts[:-1], ended), **changes)
+
+    def _close_attempt(self) -> None:
+        key = attempt_key(self.scope.run_id, self.stage.name, self._number)
+        log = self.scope.store.local_path(f"{key}/output.log") if self.scope.store.is_local else None
+        self.scope.tracker.finish_attempt(
+            self.scope.run_id, self.view, attempt=self._number, log_path=log if log and log.exists() else None
+        )
+
+    def _change(self, **changes: Any) -> None:
+        self.view = replace(self.view, **changes)
+        self.scope.journal.stage_event(self.view, time=self.scope.clock())
+        self.scope.observer.stage_changed(self.view)
+
+    def _parameters(self) -> dict[str, object]:
+        return dict(self.stage.parameters.model_dump(mode="json"))
+
+
+def _committed(commit: Commit) -> dict[str, Any]:
+    return {
+        "metrics": commit.metrics,
+        "facts": commit.facts,
+        "digests": {name: output.digest for name, output in commit.outputs.items()},
+    }
