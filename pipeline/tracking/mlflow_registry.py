@@ -1,0 +1,142 @@
+"""MLflow's model registry.
+
+Owns versions, aliases and the record of their moves. Knows nothing of what a model is. The one decision: aliases, not
+stages, and every move of one leaves a tag on the version it reached and on the one it left, because MLflow itself
+forgets where an alias was.
+"""
+
+import getpass
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from mlflow.entities.model_registry import ModelVersion as MlflowVersion
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from pipeline.errors import TrackingError
+from pipeline.stages.protocol import ModelVersion
+from pipeline.tracking.delivery import RefusedError, ServerAwayError
+from pipeline.tracking.mlflow_client import all_experiments, find_run, open_client, translated
+from pipeline.tracking.redaction import scrub
+
+SAME_VERSION_TAGS = ("pipeline.run_id", "pipeline.fingerprint")
+"""A version with these tags and the same source is the one a repeated call means."""
+
+
+class MlflowRegistry:
+    """The `ModelRegistry` behind `MlflowTracker`; opened for each use, from any thread of the driver.
+
+    Args:
+        uri: tracking server or `sqlite:///` file; the registry is on the same server.
+    """
+
+    def __init__(self, *, uri: str) -> None:
+        self._uri = uri
+
+    def register(
+        self, *, name: str, source: str, tags: Mapping[str, str], alias: str | None, description: str
+    ) -> ModelVersion:
+        """Create a version that points at `source` and move `alias` to it.
+
+        The version links to the MLflow parent run named by the tag `pipeline.run_id`. Asking again with the same
+        `pipeline.run_id` and `pipeline.fingerprint` gives the version that exists. A server that cannot read a local
+        `source` gets a copy of it among the artifacts of that parent run.
+
+        Raises:
+            TrackingError: the registry is away or refused.
+        """
+        try:
+            client = open_client(self._uri)
+            with translated(self._uri):
+                return self._register(client, name=name, source=source, tags=tags, alias=alias, description=description)
+        except ServerAwayError as error:
+            raise TrackingError(
+                f"cannot register {name!r}: the model registry is away: {error}",
+                hint="start the tracking server, then run the same flow again; finished stages are reused",
+            ) from error
+        except RefusedError as error:
+            raise TrackingError(f"cannot register {name!r}: the model registry refused: {error}") from error
+
+    def _register(
+        self,
+        client: MlflowClient,
+        *,
+        name: str,
+        source: str,
+        tags: Mapping[str, str],
+        alias: str | None,
+        description: str,
+    ) -> ModelVersion:
+        _ensure_model(client, name)
+        tags = {key: scrub(value) for key, value in tags.items()}
+        version = _same_version(client, name, tags)
+        if version is None:
+            parent = None
+            if "pipeline.run_id" in tags:
+                wanted = {"pipeline.run_id": tags["pipeline.run_id"], "pipeline.role": "run"}
+                parent = find_run(client, all_experiments(client), wanted)
+            version = client.create_model_version(
+                name,
+                self._readable_source(client, source=source, parent=parent, name=name),
+                run_id=parent,
+                tags=tags,
+                description=description,
+                await_creation_for=30,
+            )
+        number = str(version.version)
+        if alias is not None:
+            _move_alias(client, name=name, alias=alias, version=number, run_id=tags.get("pipeline.run_id", ""))
+        return ModelVersion(name=name, version=number, alias=alias, uri=f"models:/{name}/{number}")
+
+    def _readable_source(self, client: MlflowClient, *, source: str, parent: str | None, name: str) -> str:
+        """`source`, or the copy of a local directory that a remote server can reach."""
+        local = "://" not in source or source.startswith("file:")
+        if not local or not self._uri.startswith(("http://", "https://")) or parent is None:
+            return source
+        client.log_artifacts(parent, source.removeprefix("file://"), f"models/{name}")
+        return f"{client.get_run(parent).info.artifact_uri}/models/{name}"
+
+
+def _ensure_model(client: MlflowClient, name: str) -> None:
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _same_version(client: MlflowClient, name: str, tags: Mapping[str, str]) -> MlflowVersion | None:
+    identity = {key: tags.get(key) for key in SAME_VERSION_TAGS}
+    if None in identity.values():
+        return None
+    for version in client.search_model_versions(f"name = '{name}'", max_results=1000):
+        if all(version.tags.get(key) == value for key, value in identity.items()):
+            return version
+    return None
+
+
+def _alias_target(client: MlflowClient, name: str, alias: str) -> str | None:
+    found = client.get_registered_model(name).aliases.get(alias)
+    return None if found is None else str(found)
+
+
+def _move_alias(client: MlflowClient, *, name: str, alias: str, version: str, run_id: str) -> None:
+    """Move the alias and tag both versions with `alias_move.ALIAS.TIME`; nothing where it is there already."""
+    previous = _alias_target(client, name, alias)
+    if previous == version:
+        return
+    client.set_registered_model_alias(name, alias, version)
+    when = datetime.now(UTC)
+    record = {
+        "alias": alias,
+        "from": previous,
+        "to": version,
+        "who": getpass.getuser(),
+        "when": when.isoformat(timespec="seconds"),
+        "run_id": run_id,
+    }
+    key = f"alias_move.{alias}.{when:%Y%m%dT%H%M%S.%fZ}"
+    for target in (version, previous):
+        if target is not None:
+            client.set_model_version_tag(name, target, key, json.dumps(record))
