@@ -1,0 +1,73 @@
+"""The resolved flow as YAML: what a run is remembered by.
+
+Owns the text. Pure. The one decision: the text is itself a flow, with every parameter of every stage written out and
+nothing left to resolve, so it can be validated, compared and run again as it is.
+"""
+
+import io
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from pipeline.plan.graph import Flow
+from pipeline.plan.stage import ResolvedStage
+from pipeline.spec.scalar import canonical_text
+from pipeline.stages.reference import OutputReference
+
+_MANY_COLUMNS = 4096
+
+
+def resolved_text(flow: Flow) -> str:
+    """The flow with its parameters put in and every default written out."""
+    spec = flow.spec
+    document: dict[str, Any] = {"flow": spec.name}
+    if spec.description:
+        document["description"] = spec.description
+    document["stages"] = {stage.name: _stage(stage) for stage in flow.stages}
+    header = [f"# Resolved from {spec.shown_file}"]
+    for param in spec.declarations.values():
+        origin = "given with -P" if param.overridden else "its default"
+        header.append(f"# params.{param.name} = {_one_line(canonical_text(param.value))} ({origin})")
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False
+    yaml.width = _MANY_COLUMNS
+    yaml.allow_unicode = True
+    body = io.StringIO()
+    yaml.dump(document, body)
+    return "\n".join(header) + "\n" + body.getvalue()
+
+
+def _stage(stage: ResolvedStage) -> dict[str, Any]:
+    resources = stage.resources
+    given = {name: _escaped(getattr(stage.parameters, name)) for name in stage.display}
+    made: dict[str, Any] = {"uses": stage.kind.name}
+    if stage.description:
+        made["description"] = stage.description
+    made["with"] = {name: value for name, value in given.items() if value is not None}
+    made["resources"] = {"workers": resources.workers, "cpus": resources.cpus, "gpus": resources.gpus}
+    if resources.memory_bytes:
+        made["resources"]["memory"] = str(resources.memory_bytes)
+    if stage.gates:
+        made["gates"] = {gate.metric: f"{gate.comparison} {gate.limit!r}" for gate in stage.gates}
+    made["retry"] = {"max_attempts": stage.retry.max_attempts, "backoff_seconds": stage.retry.backoff_seconds}
+    if stage.timeout_seconds is not None:
+        made["timeout_seconds"] = stage.timeout_seconds
+    return made
+
+
+def _escaped(value: object) -> Any:
+    """A parameter as the flow would write it; `${` that is plain text becomes `$${`."""
+    if isinstance(value, OutputReference):
+        return str(value)
+    if isinstance(value, str):
+        return value.replace("${", "$${")
+    if isinstance(value, dict):
+        return {name: _escaped(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_escaped(item) for item in value]
+    return value
+
+
+def _one_line(text: str) -> str:
+    return text if text.isprintable() else ascii(text)
