@@ -7,7 +7,7 @@ references say, and stages that are free to go either way keep their order of th
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,7 @@ class _Resolver:
         """All stages in order; incomplete where there are problems."""
         for spec in self.flow.stages:
             self._parameters(spec)
+        self.problems = [self._with_outputs(problem) for problem in self.problems]
         needs = {spec.name: self._needs(spec) for spec in self.flow.stages}
         stages = [self._stage(spec, needs=needs[spec.name]) for spec in self.flow.stages]
         ordered = _order(needs)
@@ -139,6 +140,15 @@ class _Resolver:
         self.problems.extend(checked.problems)
         if checked.value is not None:
             self.given[spec.name] = checked.value
+
+    def _with_outputs(self, problem: Problem) -> Problem:
+        """Where a problem is about a parameter that takes an artifact, say which outputs of the flow fit."""
+        _, name, key, below = (problem.path.split(".", 3) + [""] * 3)[:4]
+        if key != "with" or name not in self.kinds:
+            return problem
+        wanted = accepted_types(self.kinds[name].parameters, below)
+        fitting = self._fitting(wanted, but=name) if wanted is not None else ()
+        return replace(problem, allowed=fitting) if fitting else problem
 
     def _outputs(self, name: str) -> Mapping[str, str] | None:
         """What a stage produces; None where its kind or its parameters are in error."""

@@ -28,7 +28,7 @@ def resolved_text(flow: Flow) -> str:
     for param in spec.declarations.values():
         origin = "given with -P" if param.overridden else "its default"
         header.append(f"# params.{param.name} = {_one_line(canonical_text(param.value))} ({origin})")
-    yaml = YAML(typ="safe", pure=True)
+    yaml: Any = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False
     yaml.width = _MANY_COLUMNS
@@ -40,11 +40,10 @@ def resolved_text(flow: Flow) -> str:
 
 def _stage(stage: ResolvedStage) -> dict[str, Any]:
     resources = stage.resources
-    given = {name: _escaped(getattr(stage.parameters, name)) for name in stage.display}
     made: dict[str, Any] = {"uses": stage.kind.name}
     if stage.description:
         made["description"] = stage.description
-    made["with"] = {name: value for name, value in given.items() if value is not None}
+    made["with"] = {name: _escaped(getattr(stage.parameters, name)) for name in stage.display}
     made["resources"] = {"workers": resources.workers, "cpus": resources.cpus, "gpus": resources.gpus}
     if resources.memory_bytes:
         made["resources"]["memory"] = str(resources.memory_bytes)

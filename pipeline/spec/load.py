@@ -4,6 +4,7 @@ Owns finding, reading and checking the file against the grammar. Knows nothing o
 positioned tree. The one decision: reading goes on after a problem wherever it can, so that a user sees all of them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -261,16 +262,18 @@ class _FlowReader:
             return ()
         gates = []
         for entry in written.entries:
-            try:
-                gates.append(Gate.parse(entry.name, conditions.gates[entry.name]))
-            except ValueError as error:
-                self._tell(
-                    "wrong-gate",
-                    str(error).partition(" is not ")[0] + " is no condition",
-                    path=f"{path}.gates.{entry.name}",
-                    position=entry.value.position,
-                    allowed=(CONDITION_FORM,),
-                )
+            condition = conditions.gates[entry.name]
+            gate = _gate(entry.name, condition)
+            if gate is not None:
+                gates.append(gate)
+                continue
+            self._tell(
+                "wrong-gate",
+                f"{condition!r} is no condition",
+                path=f"{path}.gates.{entry.name}",
+                position=entry.value.position,
+                allowed=(CONDITION_FORM,),
+            )
         return tuple(gates)
 
     def _references(self, node: MapNode, *, path: str, read: ReadParams) -> None:
@@ -296,13 +299,15 @@ class _FlowReader:
         for reference in template.params:
             self.used.add(reference.name)
             if reference.name not in read.names:
+                nearest = nearest_name(reference.name, read.names)
+                self.used.add(nearest or "")  # a misspelt reference is told once, not as an unused parameter too
                 self._tell(
                     "unknown-parameter",
                     f"the flow declares no parameter {reference.name!r}",
                     path=path,
                     position=scalar.position,
                     allowed=read.names or ("none",),
-                    nearest=nearest_name(reference.name, read.names),
+                    nearest=nearest,
                 )
         if template.stages and not outputs:
             found = "outputs of stages can be referred to in with only"
@@ -317,3 +322,12 @@ class _FlowReader:
                 found = f"nothing refers to the parameter {entry.name!r}"
                 hint = f"use it as ${{params.{entry.name}}} or remove it"
                 self._tell("unused-parameter", found, path=f"params.{entry.name}", position=entry.position, hint=hint)
+
+
+def _gate(metric: str, condition: str) -> Gate | None:
+    """The gate, or None where the condition has another form or a limit that nothing can miss or meet."""
+    try:
+        gate = Gate.parse(metric, condition)
+    except ValueError:
+        return None
+    return gate if math.isfinite(gate.limit) else None

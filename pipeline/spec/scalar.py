@@ -69,15 +69,15 @@ def to_boolean(text: str) -> bool:
         ValueError: the text is neither.
     """
     if text not in _BOOLEANS:
-        raise ValueError(f"{text!r} is neither true nor false")
+        raise ValueError(f"{text!r} is no boolean")
     return _BOOLEANS[text]
 
 
 CONVERTERS: Mapping[type, Callable[[str], Scalar]] = {bool: to_boolean, int: to_integer, float: to_float, str: str}
 TYPE_WORDS: Mapping[type, str] = {
     bool: "true or false",
-    int: "a whole number",
-    float: "a number",
+    int: "a whole number such as 150",
+    float: "a number such as 0.1 or 1e-5",
     str: "text",
 }
 
