@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -82,13 +82,16 @@ def find_head(directory: Path) -> Head | None:
     return None
 
 
-def start_head(directory: Path, *, num_cpus: int, environment: Mapping[str, str], die_with_parent: bool) -> Head:
+def start_head(
+    directory: Path, *, num_cpus: int, environment: Callable[[Path], Mapping[str, str]], die_with_parent: bool
+) -> Head:
     """Start a head and wait until it accepts connections.
 
     Args:
         directory: where `head.json` and the head's own log go.
         num_cpus: logical CPUs the head offers.
-        environment: variables that Ray and all its workers see beside this process's own.
+        environment: the head's short private directory to the variables that Ray and all its workers see beside this
+            process's own.
         die_with_parent: end the head when this process ends, however it ends.
 
     Raises:
@@ -104,13 +107,14 @@ def start_head(directory: Path, *, num_cpus: int, environment: Mapping[str, str]
         *("--include-dashboard", "false", "--disable-usage-stats", "--temp-dir", str(temporary)),
         *("--ray-client-server-port", str(free_port())),
     ]
+    variables = dict(environment(temporary))
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
+            env={**os.environ, **variables},
             start_new_session=True,
             preexec_fn=_end_with_parent if die_with_parent else None,
         )
@@ -121,7 +125,7 @@ def start_head(directory: Path, *, num_cpus: int, environment: Mapping[str, str]
         temporary_directory=str(temporary),
         num_cpus=num_cpus,
         started_at=time.time(),
-        environment=dict(environment),
+        environment=variables,
     )
     (directory / HEAD_NAME).write_text(json.dumps(asdict(head), indent=1))
     _wait_until_up(process, log_path)

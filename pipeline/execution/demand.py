@@ -4,12 +4,12 @@ Pure. The one decision: GPUs that a flow leaves open are given where the cluster
 on a laptop and on a GPU cluster; what was given and why is recorded with the stage.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from pipeline.cluster.capacity import Capacity, Demand
 from pipeline.errors import ParameterError
-from pipeline.plan.graph import ResolvedStage
+from pipeline.plan.stage import ResolvedStage
 from pipeline.stages.protocol import Resources
 from pipeline.stages.registry import Location
 
@@ -50,14 +50,21 @@ def demand_of(stage: ResolvedStage, capacity: Capacity) -> Demand:
     )
 
 
-def check_devices(stages: Iterable[ResolvedStage], capacity: Capacity) -> None:
+def check_devices(
+    stages: Iterable[ResolvedStage], capacity: Capacity, *, where: Callable[[str], str] = lambda _: ""
+) -> None:
     """Refuse a stage that insists on CUDA where the cluster has no GPU; all at once.
+
+    Args:
+        stages: of the flow.
+        capacity: of the cluster.
+        where: stage name to where its device is written, ending with a space.
 
     Raises:
         ParameterError: names every such stage.
     """
     lines = [
-        f"{stage.position}: stage {stage.name!r} asks for device: cuda; {capacity.source} has no GPU"
+        f"{where(stage.name)}stage {stage.name!r} asks for device: cuda; {capacity.source} has no GPU"
         for stage in stages
         if getattr(stage.parameters, "device", None) == "cuda" and capacity.gpus == 0
     ]

@@ -30,7 +30,7 @@ from pipeline.execution.observer import Observer
 from pipeline.execution.reading import Reading
 from pipeline.execution.runner import RunEnd, Runner
 from pipeline.execution.stage_run import RunScope
-from pipeline.plan.graph import ResolvedStage, resolve
+from pipeline.plan.graph import Flow
 from pipeline.spec.flow import FlowSpec
 from pipeline.tracking.protocol import Tracker
 from pipeline.tracking.report import render_report
@@ -69,7 +69,7 @@ def new_run_id(*, now: float) -> str:
 
 
 def run_flow(
-    flow: FlowSpec,
+    flow: Flow,
     *,
     options: RunOptions,
     make_tracker: Callable[[Store], Tracker],
@@ -79,19 +79,18 @@ def run_flow(
     """Run a flow, or take up an earlier run of it.
 
     Raises:
-        SpecError: the flow is wrong.
         ParameterError, ClusterError: it can be known now that a stage cannot run here.
         StoreError: the store cannot be written.
         LeaseError: the run to take up is alive.
     """
-    stages = resolve(flow)
+    spec = flow.spec
     store = open_store(options.store_url)
     store.check_writable()
     if options.address is None:
-        check_local(stages)
-    unknown = options.force - {stage.name for stage in stages}
+        check_local(flow)
+    unknown = options.force - {stage.name for stage in flow.stages}
     if unknown:
-        names = ", ".join(stage.name for stage in stages)
+        names = ", ".join(stage.name for stage in flow.stages)
         raise UsageError(f"--force names {', '.join(sorted(unknown))}; the stages are: {names}")
     run_id = options.rerun_of or new_run_id(now=time.time())
     leases = Leases(store, holder=Holder.current(), clock=time.time)
@@ -102,12 +101,12 @@ def run_flow(
             raise LeaseError(f"run {run_id} is alive: {holder} works on it", hint="wait for it, or stop that process")
         journal = Journal(store, run_id)
         if options.rerun_of is None:
-            journal.begin(_record(flow, run_id=run_id, options=options))
+            journal.begin(_record(spec, run_id=run_id, options=options))
         tracker = make_tracker(store)
         scope = RunScope(
             run_id=run_id,
-            flow=flow.name,
-            project_root=flow.project_root,
+            flow=spec.name,
+            project_root=spec.project_root,
             ephemeral=options.ephemeral,
             store=store,
             journal=journal,
@@ -116,18 +115,18 @@ def run_flow(
             heartbeat=heartbeat,
             environment=_environment(options),
         )
-        return _run(flow, stages, scope=scope, options=options, is_interrupted=is_interrupted)
+        return _run(flow, scope=scope, options=options, is_interrupted=is_interrupted)
 
 
-def check_local(stages: tuple[ResolvedStage, ...]) -> None:
+def check_local(flow: Flow) -> None:
     """Refuse what this machine can never run.
 
     Raises:
         ParameterError: a device that is not here, or more of a resource than there is.
     """
     capacity = planned_capacity()
-    check_devices(stages, capacity)
-    lines = why_infeasible([demand_of(stage, capacity) for stage in stages], capacity)
+    check_devices(flow.stages, capacity, where=lambda name: f"{flow.spec.stage(name).position('with.device')} ")
+    lines = why_infeasible([demand_of(stage, capacity) for stage in flow.stages], capacity)
     if lines:
         raise ParameterError(
             "\n".join(lines), hint="lower `resources` in the flow, or run on a larger cluster (--address, --cluster)"
@@ -135,8 +134,7 @@ def check_local(stages: tuple[ResolvedStage, ...]) -> None:
 
 
 def _run(
-    flow: FlowSpec,
-    stages: tuple[ResolvedStage, ...],
+    flow: Flow,
     *,
     scope: RunScope,
     options: RunOptions,
@@ -149,7 +147,7 @@ def _run(
     end: RunEnd | None = None
     error: BaseException | None = None
     try:
-        end = _make_runner(flow, stages, scope=scope, options=options, is_interrupted=is_interrupted).run()
+        end = _make_runner(flow, scope=scope, options=options, is_interrupted=is_interrupted).run()
     except BaseException as raised:
         error = raised
         raise
@@ -161,8 +159,7 @@ def _run(
 
 
 def _make_runner(
-    flow: FlowSpec,
-    stages: tuple[ResolvedStage, ...],
+    flow: Flow,
     *,
     scope: RunScope,
     options: RunOptions,
@@ -170,20 +167,20 @@ def _make_runner(
 ) -> Runner:
     reading = Reading(
         store=scope.store,
-        flow=flow.name,
-        project_root=flow.project_root,
+        flow=flow.spec.name,
+        project_root=flow.spec.project_root,
         environment=scope.environment,
         hashes=True,
         force=options.force,
     )
     return Runner(
-        stages,
+        flow.stages,
         scope=scope,
         reading=reading,
         make_backend=lambda: _connect(options, scope.run_id),
         driver_backend=InlineBackend(registry=scope.tracker.registry),
         is_interrupted=is_interrupted,
-        first_attempts={stage.name: _num_attempts(scope, stage.name) + 1 for stage in stages},
+        first_attempts={stage.name: _num_attempts(scope, stage.name) + 1 for stage in flow.stages},
     )
 
 
@@ -196,7 +193,7 @@ def _connect(options: RunOptions, run_id: str) -> Backend:
             head = local_head.start_head(
                 directory,
                 num_cpus=len(os.sched_getaffinity(0)),
-                environment=serve_environment(directory=directory),
+                environment=lambda private: serve_environment(directory=private),
                 die_with_parent=options.ephemeral,
             )
         address = head.address

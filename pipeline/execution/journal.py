@@ -124,6 +124,8 @@ def read_run(store: Store, run_id: str, *, series: bool) -> RunView:
             run = event["run"]
             ended_at = None if run["status"] == RunStatus.RUNNING else event["time"]
     views = list(stages.values())
+    if run["status"] != RunStatus.RUNNING:
+        views = [_settled(view, ended_at=ended_at) for view in views]
     if series:
         views = [_with_series(store, run_id, view) for view in views]
     return RunView(
@@ -141,6 +143,19 @@ def read_run(store: Store, run_id: str, *, series: bool) -> RunView:
         user=record.user,
         tracking_gap=run["tracking_gap"],
     )
+
+
+def _settled(stage: StageView, *, ended_at: float | None) -> StageView:
+    """A stage of an ended run that never got to write its own end (the driver was killed)."""
+    if stage.status not in (StageStatus.RUNNING, StageStatus.WAITING, StageStatus.PENDING):
+        return stage
+    attempts = tuple(
+        replace(attempt, status=StageStatus.INTERRUPTED, ended_at=ended_at, error="the driver died")
+        if attempt.ended_at is None
+        else attempt
+        for attempt in stage.attempts
+    )
+    return replace(stage, status=StageStatus.INTERRUPTED, attempts=attempts)
 
 
 def _decode_stage(fields: dict[str, Any]) -> StageView:

@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.artifacts.commit import Commit, find_commit, why_damaged
 from pipeline.artifacts.store import Store
 from pipeline.errors import ArtifactError
-from pipeline.plan.graph import ResolvedStage
+from pipeline.plan.stage import ResolvedStage
 
 
 @dataclass(kw_only=True)

@@ -16,8 +16,8 @@ from pipeline.execution.backend import Backend, Failure, InputRequest
 from pipeline.execution.demand import assign, check_devices, demand_of
 from pipeline.execution.reading import Reading
 from pipeline.execution.stage_run import RunScope, StageRun, fingerprint_lease
-from pipeline.plan.graph import ResolvedStage
 from pipeline.plan.planner import Action, PlannedStage, plan_stage
+from pipeline.plan.stage import ResolvedStage
 from pipeline.stages.registry import Location
 from pipeline.tracking.view import RunStatus, StageView
 

@@ -20,7 +20,7 @@ from pipeline.execution.journal import Journal, attempt_key
 from pipeline.execution.observer import Observer
 from pipeline.execution.reading import remember_commit
 from pipeline.execution.retry import next_delay
-from pipeline.plan.graph import ResolvedStage
+from pipeline.plan.stage import ResolvedStage
 from pipeline.stages.parameters import PythonCallParameters
 from pipeline.stages.protocol import Report, Resources
 from pipeline.stages.registry import Framework
@@ -175,12 +175,15 @@ class StageRun:
     def _request(self, *, fingerprint: str, inputs: Mapping[str, InputRequest]) -> WorkRequest:
         stage, scope = self.stage, self.scope
         parameters = stage.parameters
-        is_call = isinstance(parameters, PythonCallParameters)
+        framework = stage.kind.framework
+        run = stage.kind.run
+        if isinstance(parameters, PythonCallParameters):
+            framework, run = Framework(parameters.framework), parameters.call
         none = replace(self._resources, cpus=0.0, gpus=0.0, memory_bytes=0)
         return WorkRequest(
             kind=stage.kind.name,
-            run=stage.kind.run,
-            framework=Framework(parameters.framework) if is_call else stage.kind.framework,
+            run=run,
+            framework=framework,
             store_url=scope.store.url,
             run_id=scope.run_id,
             flow=scope.flow,

@@ -37,7 +37,7 @@ class StageKind:
     version: int
     parameters: type[Parameters]
     run: str
-    """`module:function`, a `StageFunction`."""
+    """`module:function`, a `StageFunction`; empty where the stage's own parameters name it."""
     outputs: Mapping[str, str]
     """Output name to artifact type."""
     framework: Framework
@@ -168,7 +168,7 @@ KINDS: Mapping[str, StageKind] = {
             name="python.call",
             version=1,
             parameters=parameters.PythonCallParameters,
-            run="pipeline.stages.python_call:run",
+            run="",
             outputs={},
             framework=Framework.NONE,
             sources="pipeline.stages.python_call:digests",

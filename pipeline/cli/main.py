@@ -1,0 +1,240 @@
+"""The command line: verbs and their options, nothing else.
+
+Owns the names of verbs and options and the way an error becomes an exit code. The one decision: a verb's code is a
+dotted string that is loaded when the verb is called, so that `--help` loads no framework and answers at once.
+"""
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipeline.errors import EXIT_CODE_INTERRUPTED, PipelineError
+
+VERBS: Mapping[str, str] = {
+    "run": "pipeline.cli.run:run",
+    "rerun": "pipeline.cli.run:rerun",
+    "plan": "pipeline.cli.plan:plan",
+    "validate": "pipeline.cli.plan:validate",
+    "schema": "pipeline.cli.plan:schema",
+    "runs": "pipeline.cli.runs:runs",
+    "show": "pipeline.cli.runs:show",
+    "logs": "pipeline.cli.runs:logs",
+    "ui": "pipeline.cli.services:ui",
+    "down": "pipeline.cli.services:down",
+    "bench": "pipeline.cli.bench:bench",
+}
+
+app = typer.Typer(
+    name="pipeline",
+    help="Train in torch, prove the conversion, serve from JAX: one YAML flow on Ray, remembered by MLflow.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Flow = Annotated[Path, typer.Argument(help="The flow: a YAML file.", show_default=False)]
+Run = Annotated[str, typer.Argument(help="A run id, a unique part of one, or `latest`.")]
+Params = Annotated[
+    list[str] | None, typer.Option("--param", "-P", help="NAME=VALUE, converted by the flow's schema; repeatable.")
+]
+StoreOption = Annotated[
+    str | None, typer.Option("--store", help="Path or fsspec URL of the store; `.pipeline/` in the project by default.")
+]
+Address = Annotated[str | None, typer.Option("--address", help="host:port of an existing Ray cluster.")]
+Cluster = Annotated[Path | None, typer.Option("--cluster", help="A cluster file, see configs/clusters/.")]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show Ray's own messages and tracebacks.")]
+Ephemeral = Annotated[bool, typer.Option("--ephemeral", help="Stop everything at the end, the endpoint too.")]
+Force = Annotated[list[str] | None, typer.Option("--force", help="Run this stage even if it could be reused.")]
+NoTracking = Annotated[bool, typer.Option("--no-tracking", help="Do not talk to MLflow.")]
+
+
+@app.command()
+def run(
+    flow: Flow,
+    param: Params = None,
+    store: StoreOption = None,
+    address: Address = None,
+    cluster: Cluster = None,
+    ephemeral: Ephemeral = False,
+    force: Force = None,
+    no_tracking: NoTracking = False,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a flow: reuse what is committed, run the rest, leave the endpoint up."""
+    _call(
+        "run",
+        flow_path=flow,
+        overrides=param or [],
+        store=store,
+        address=address,
+        cluster=cluster,
+        ephemeral=ephemeral,
+        force=force or [],
+        no_tracking=no_tracking,
+        as_json=json,
+        verbose=verbose,
+    )
+
+
+@app.command()
+def rerun(
+    run: Run = "latest",
+    store: StoreOption = None,
+    address: Address = None,
+    cluster: Cluster = None,
+    ephemeral: Ephemeral = False,
+    no_tracking: NoTracking = False,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Take up a run that crashed, failed or was interrupted, from what was committed."""
+    _call(
+        "rerun",
+        run=run,
+        store=store,
+        address=address,
+        cluster=cluster,
+        ephemeral=ephemeral,
+        no_tracking=no_tracking,
+        as_json=json,
+        verbose=verbose,
+    )
+
+
+@app.command()
+def plan(
+    flow: Flow,
+    param: Params = None,
+    store: StoreOption = None,
+    cluster: Cluster = None,
+    ephemeral: Ephemeral = False,
+    force: Force = None,
+    json: Json = False,
+) -> None:
+    """Show what a run would do: which stages are reused or run, why, and what they take."""
+    _call(
+        "plan",
+        flow_path=flow,
+        overrides=param or [],
+        store=store,
+        cluster=cluster,
+        ephemeral=ephemeral,
+        force=force or [],
+        as_json=json,
+    )
+
+
+@app.command()
+def validate(flow: Flow, param: Params = None, json: Json = False) -> None:
+    """Check a flow and say everything that is wrong with it."""
+    _call("validate", flow_path=flow, overrides=param or [], as_json=json)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of flows."""
+    _call("schema")
+
+
+@app.command()
+def runs(
+    limit: Annotated[int, typer.Option(help="Newest runs shown.", min=1)] = 20,
+    store: StoreOption = None,
+    json: Json = False,
+) -> None:
+    """List runs, newest first."""
+    _call("runs", limit=limit, store=store, as_json=json)
+
+
+@app.command()
+def show(run: Run = "latest", store: StoreOption = None, json: Json = False) -> None:
+    """Show one run: stages, attempts, metrics, gates."""
+    _call("show", run=run, store=store, as_json=json)
+
+
+@app.command()
+def logs(
+    run: Run,
+    stage: Annotated[str, typer.Argument(help="Name of the stage.", show_default=False)],
+    attempt: Annotated[int | None, typer.Option(help="Attempt; the last by default.", min=1)] = None,
+    store: StoreOption = None,
+    json: Json = False,
+) -> None:
+    """Print what a stage said and printed."""
+    _call("logs", run=run, stage=stage, attempt=attempt, store=store, as_json=json)
+
+
+@app.command()
+def ui(
+    store: StoreOption = None,
+    port: Annotated[int | None, typer.Option(help="Port; a free one from 5000 by default.", min=1, max=65535)] = None,
+    host: Annotated[str, typer.Option(help="Interface to listen on.")] = "127.0.0.1",
+) -> None:
+    """Start MLflow's UI on the store; Ctrl-C stops it."""
+    _call("ui", store=store, port=port, host=host)
+
+
+@app.command()
+def down(store: StoreOption = None, json: Json = False) -> None:
+    """Stop the endpoint and the local Ray head that runs started."""
+    _call("down", store=store, as_json=json)
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="`train`.", show_default=False)],
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds; medians are compared.", min=1)] = 5,
+    store: StoreOption = None,
+    json: Json = False,
+    no_tracking: NoTracking = False,
+) -> None:
+    """Measure ours and its peers side by side in one run."""
+    _call("bench", name=name, rounds=rounds, store=store, as_json=json, no_tracking=no_tracking)
+
+
+def _call(verb: str, **arguments: Any) -> None:
+    module, _, name = VERBS[verb].partition(":")
+    code = getattr(importlib.import_module(module), name)(**arguments)
+    raise typer.Exit(code or 0)
+
+
+def main() -> None:
+    """Entry point of the `pipeline` command."""
+    try:
+        code = app(standalone_mode=False)
+    except PipelineError as error:
+        _complain(str(error))
+        code = error.exit_code
+    except typer.Abort:
+        code = EXIT_CODE_INTERRUPTED
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        code = EXIT_CODE_INTERRUPTED
+    except BrokenPipeError:
+        code = 0
+    except Exception as error:
+        code = _explain_click(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain_click(error: Exception) -> int:
+    show = getattr(error, "show", None)
+    if show is None:
+        raise error
+    show()
+    return int(getattr(error, "exit_code", 2))
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(f"error: {text}\n")
+
+
+if __name__ == "__main__":
+    main()

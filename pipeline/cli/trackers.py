@@ -1,0 +1,37 @@
+"""Which tracker a command uses.
+
+Owns the choice; MLflow is loaded only where the command really tracks.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pipeline.cli.place import Place
+from pipeline.tracking.protocol import Tracker
+
+TRACKERS: Mapping[str, str] = {
+    "mlflow": "pipeline.tracking.mlflow_tracker:MlflowTracker",
+    "none": "pipeline.tracking.memory_tracker:MemoryTracker",
+}
+
+
+def default_tracking_uri(place: Place) -> str:
+    """The server the user named, else SQLite in the state directory."""
+    return place.tracking_uri or f"sqlite:///{place.state_directory}/mlflow.db"
+
+
+def make_tracker(place: Place, *, no_tracking: bool) -> Tracker:
+    """The tracker for a run at this place."""
+    if no_tracking:
+        memory: Tracker = _load("none")()
+        return memory
+    artifact_root = None if place.tracking_uri else str(place.state_directory / "mlflow-artifacts")
+    tracker: Tracker = _load("mlflow")(default_tracking_uri(place), artifact_root=artifact_root)
+    return tracker
+
+
+def _load(name: str) -> Callable[..., Any]:
+    module, _, attribute = TRACKERS[name].partition(":")
+    loaded: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return loaded
