@@ -19,13 +19,16 @@ UI_PORT = 5000
 def ui(*, store: str | None, port: int | None, host: str) -> int:
     """Start MLflow's UI and stay until Ctrl-C."""
     place = find_place(start=Path.cwd(), store=store)
-    chosen = port or free_port(start=UI_PORT)
-    make_console().print(f"MLflow UI: http://{host}:{chosen} on {escape(default_tracking_uri(place))}; Ctrl-C stops it")
+    uri = default_tracking_uri(place)
+    console = make_console()
+    place.state_directory.mkdir(parents=True, exist_ok=True)
+    console.print(f"starting MLflow's UI on {escape(uri)}")
     return serve_ui(
-        default_tracking_uri(place),
-        artifact_root=str(place.state_directory / "mlflow-artifacts"),
+        uri,
         host=host,
-        port=chosen,
+        port=port or free_port(start=UI_PORT),
+        log_path=place.state_directory / "mlflow-ui.log",
+        on_ready=lambda url: console.print(f"MLflow UI: {url} (Ctrl-C stops it)"),
     )
 
 

@@ -62,7 +62,11 @@ class ResourcesSpec(_Grammar):
     cpus: float | None = Field(
         default=None, gt=0, description="CPUs of each worker, or of the stage's actor or replica."
     )
-    gpus: float = Field(default=0.0, ge=0, description="GPUs of each worker or replica; may be a fraction.")
+    gpus: float | None = Field(
+        default=None,
+        ge=0,
+        description="GPUs of each worker or replica, may be a fraction; absent, GPUs are used where the cluster has them.",
+    )
     memory: str | None = Field(default=None, description="Memory of each worker or replica, for example 2GiB.")
 
     @field_validator("memory")
