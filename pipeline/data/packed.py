@@ -7,7 +7,6 @@ with the file's name, never as a strange loss.
 Shapes: N rows, T tokens in a row; a row has T + 1 ids, inputs are `[:, :-1]` and targets `[:, 1:]`.
 """
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.artifacts.manifest import sha256_of
 from pipeline.data.manifest import TOKENIZER_NAME, Manifest, ShardEntry
-from pipeline.data.order import shuffled_rows
+from pipeline.data.order import rank_positions, shuffled_rows
 from pipeline.errors import ArtifactError
 
 _AGAIN = "the dataset is damaged; delete it and run the data stage again"
@@ -94,16 +94,22 @@ class PackedDataset:
             out[place] = self._shards[split][shard][row - self._first_row[split][shard]]
         return out
 
-    def train_order(self, positions: npt.NDArray[np.int64], *, seed: int) -> npt.NDArray[np.int64]:
-        """Train rows at positions of the endless shuffled order, int64 [N]; see `pipeline.data.order`."""
-        return shuffled_rows(positions, num_rows=self.num_rows("train"), seed=seed)
+    def train_rows(
+        self, step: int, *, rows_per_step: int, rank: int, world_size: int, seed: int
+    ) -> npt.NDArray[np.int32]:
+        """What `rank` trains on in optimizer step `step` (from 0), int32 [rows_per_step / world_size, T + 1].
+
+        A pure function of the arguments; the union over ranks does not depend on `world_size`.
+        """
+        positions = rank_positions(step, rows_per_step=rows_per_step, rank=rank, world_size=world_size)
+        return self.rows("train", shuffled_rows(positions, num_rows=self.num_rows("train"), seed=seed))
 
 
 def _check_tokenizer(directory: Path, manifest: Manifest, *, verify: bool) -> None:
     path = directory / TOKENIZER_NAME
     if not path.is_file():
         raise ArtifactError(f"{path}: missing", hint=_AGAIN)
-    if verify and _sha256(path) != manifest.tokenizer_sha256:
+    if verify and sha256_of(path) != manifest.tokenizer_sha256:
         raise ArtifactError(f"{path}: altered (its sha256 is not the manifest's)", hint=_AGAIN)
 
 
@@ -114,7 +120,7 @@ def _map_shard(directory: Path, shard: ShardEntry, manifest: Manifest, *, verify
     size = path.stat().st_size
     if size != shard.num_bytes:
         raise ArtifactError(f"{path}: {size} bytes, the manifest says {shard.num_bytes}", hint=_AGAIN)
-    if verify and _sha256(path) != shard.sha256:
+    if verify and sha256_of(path) != shard.sha256:
         raise ArtifactError(f"{path}: altered (its sha256 is not the manifest's)", hint=_AGAIN)
     try:
         rows: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -126,8 +132,3 @@ def _map_shard(directory: Path, shard: ShardEntry, manifest: Manifest, *, verify
             f"{path}: {rows.dtype.name} {rows.shape}, the manifest says {manifest.dtype} {expected}", hint=_AGAIN
         )
     return rows
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,7 +7,6 @@ every token of the stream is a target exactly once and a row is a training examp
 Shapes: T tokens in a training row; shards are [rows, T + 1].
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.artifacts.manifest import sha256_of
 from pipeline.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, ShardEntry, SplitEntry
 from pipeline.data.split import Split
 from pipeline.data.tokenizer import END_OF_TEXT, PADDING, encode, special_id, train_tokenizer
@@ -80,7 +80,7 @@ def write_dataset(
         pad_token_id=special_id(tokenizer, PADDING),
         dtype=dtype.name,
         seed=plan.seed,
-        tokenizer_sha256=_sha256(directory / TOKENIZER_NAME),
+        tokenizer_sha256=sha256_of(directory / TOKENIZER_NAME),
         splits=splits,
         source=dict(source),
     )
@@ -112,9 +112,4 @@ def _write_shards(rows: npt.NDArray[Any], directory: Path, *, prefix: str, rows_
         shard = np.ascontiguousarray(rows[first : first + rows_per_shard])
         path = directory / f"{prefix}-{number:05d}.npy"
         np.save(path, shard, allow_pickle=False)
-        yield ShardEntry(file=path.name, num_rows=len(shard), num_bytes=path.stat().st_size, sha256=_sha256(path))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        yield ShardEntry(file=path.name, num_rows=len(shard), num_bytes=path.stat().st_size, sha256=sha256_of(path))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pipeline.data.document import Document
+from pipeline.errors import ArtifactError
 
 END_OF_TEXT = "<|endoftext|>"
 PADDING = "<|pad|>"
@@ -34,8 +35,15 @@ def train_tokenizer(documents: Sequence[Document], *, vocabulary_size: int) -> T
 
 
 def special_id(tokenizer: Tokenizer, token: str) -> int:
-    """Id of one of the two special tokens, which every trained tokenizer has."""
-    return int(tokenizer.token_to_id(token))
+    """Id of one of the two special tokens.
+
+    Raises:
+        ArtifactError: the tokenizer is not one that `train_tokenizer` made.
+    """
+    number: int | None = tokenizer.token_to_id(token)
+    if number is None:
+        raise ArtifactError(f"the tokenizer has no token {token!r}", hint="run the data stage again")
+    return number
 
 
 def encode(tokenizer: Tokenizer, documents: Sequence[Document]) -> Iterator[npt.NDArray[np.int64]]:

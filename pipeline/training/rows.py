@@ -1,0 +1,51 @@
+"""What the loop asks of a dataset.
+
+Owns the seam between training and data. Knows nothing of files. The one decision: the dataset answers by step, so the
+position in the data is the step itself and resuming needs nothing else.
+
+Shapes: T tokens in a row; rows are int32 [rows, T + 1], inputs `[:, :-1]` and targets `[:, 1:]`.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class TokenRows(Protocol):
+    """A packed token dataset; `pipeline.data.packed.PackedDataset` is one."""
+
+    @property
+    def sequence_length(self) -> int:
+        """T."""
+        ...
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Every id is below this."""
+        ...
+
+    @property
+    def eos_token_id(self) -> int:
+        """Id that ends a document."""
+        ...
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The `tokenizer.json`, kept with every checkpoint."""
+        ...
+
+    def num_rows(self, split: str) -> int:
+        """Rows of `train` or `validation`."""
+        ...
+
+    def rows(self, split: str, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """Rows by index, int32 [N, T + 1]."""
+        ...
+
+    def train_rows(
+        self, step: int, *, rows_per_step: int, rank: int, world_size: int, seed: int
+    ) -> npt.NDArray[np.int32]:
+        """What a rank trains on in optimizer step `step` (from 0), int32 [rows_per_step / world_size, T + 1]."""
+        ...

@@ -1,0 +1,94 @@
+"""FSDP2 on a named mesh.
+
+Owns which modules become groups, the mixed precision policy, and the proof at start that reductions on this backend
+add up. Knows nothing of data or optimizers. The one decision: on gloo gradients are summed and divided explicitly
+(`ReduceOp.AVG` on gloo has silently summed: pytorch issue 162338), and a canary must agree with a known mean before
+the first step.
+"""
+
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from pipeline.errors import ClusterError, ParameterError
+from pipeline.training.model import blocks_of
+from pipeline.training.worker import WorkerContext
+
+SHARD_AXIS = "shard"
+_CANARY_TOLERANCE = 1e-6
+"""Means of small integers are exact in float32; AVG taken for SUM is off by the world size."""
+
+
+def make_mesh(worker: WorkerContext) -> DeviceMesh:
+    """A mesh of one axis, `shard`, over all ranks; its device type is explicit."""
+    return init_device_mesh(worker.device, (worker.world_size,), mesh_dim_names=(SHARD_AXIS,))
+
+
+def check_precision(precision: Literal["float32", "bfloat16"], *, device: str) -> None:
+    """Refuse what the backend cannot compute.
+
+    Raises:
+        ParameterError: bfloat16 on a CPU.
+    """
+    if precision == "bfloat16" and device != "cuda":
+        raise ParameterError(
+            "precision: bfloat16 needs CUDA; gloo does not reduce bfloat16 and CPU matrix products in it are slower",
+            hint="set `precision: float32`, or train on a GPU",
+        )
+
+
+def shard_model(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    precision: Literal["float32", "bfloat16"],
+    reshard_after_forward: bool,
+) -> None:
+    """Apply FSDP2 in place: one group a block, and the root with the (tied) embedding, the head and the last norm."""
+    policy = MixedPrecisionPolicy()
+    if precision == "bfloat16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in blocks_of(model):
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+    _divide_explicitly(model, mesh)
+
+
+def _divide_explicitly(model: nn.Module, mesh: DeviceMesh) -> None:
+    if mesh.device_type != "cpu":
+        return
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def check_reductions(worker: WorkerContext, mesh: DeviceMesh) -> None:
+    """Compare an all-reduce and an FSDP gradient with values known in advance.
+
+    Raises:
+        ClusterError: they differ; training would be silently wrong.
+    """
+    total = torch.tensor([float(worker.rank + 1)], device=worker.torch_device)
+    dist.all_reduce(total)
+    expected_total = worker.world_size * (worker.world_size + 1) / 2
+
+    layer = nn.Linear(worker.world_size, 1, bias=False, device=worker.torch_device)
+    fully_shard(layer, mesh=mesh)
+    _divide_explicitly(layer, mesh)
+    inputs = torch.full((1, worker.world_size), float(worker.rank + 1), device=worker.torch_device)
+    layer(inputs).sum().backward()
+    gradient = layer.weight.grad.full_tensor()
+    expected_mean = expected_total / worker.world_size
+
+    error = max(abs(total.item() - expected_total), (gradient - expected_mean).abs().max().item())
+    if not error <= _CANARY_TOLERANCE:
+        raise ClusterError(
+            f"rank {worker.rank}: reductions over {worker.backend} are wrong before step 1: all-reduce gave "
+            f"{total.item():g}, known sum {expected_total:g}; FSDP gradient {gradient.flatten().tolist()}, known mean "
+            f"{expected_mean:g}",
+            hint="this build of torch and this backend cannot train correctly together; try another torch version",
+        )

@@ -1,0 +1,60 @@
+"""How fast steps are.
+
+Owns step durations and what is derived from them. Knows nothing of what a step does. The one decision: only time inside
+steps counts; validation, checkpoints and the first step of a process (allocation, compilation) do not.
+"""
+
+import statistics
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from pipeline.training.device import Precision, peak_flops
+from pipeline.training.worker import WorkerContext
+
+
+def peak_flops_of(worker: WorkerContext, *, precision: Precision) -> float | None:
+    """Peak FLOP/s of one rank's device, or None where it is unknown (every CPU)."""
+    if worker.device != "cuda":
+        return None
+    return peak_flops(torch.cuda.get_device_name(worker.torch_device), precision=precision)
+
+
+@dataclass(kw_only=True)
+class Speedometer:
+    """Durations of steps, of the whole run and since the last reading."""
+
+    tokens_per_step: int
+    flops_per_token: float
+    peak_flops: float | None
+    """Of all ranks together."""
+    _seconds: list[float] = field(default_factory=list)
+    _window: list[float] = field(default_factory=list)
+    _started: float = 0.0
+
+    def start(self) -> None:
+        """A step begins."""
+        self._started = time.perf_counter()
+
+    def stop(self) -> None:
+        """The step is done."""
+        elapsed = time.perf_counter() - self._started
+        self._seconds.append(elapsed)
+        self._window.append(elapsed)
+
+    def read_window(self) -> float:
+        """Tokens per second of all ranks since the last reading."""
+        window, self._window = self._window, []
+        return self.tokens_per_step * len(window) / sum(window) if window else 0.0
+
+    def steady(self) -> float:
+        """Tokens per second of all ranks by the median step, without the first; 0 where no step ran."""
+        counted = self._seconds[1:] or self._seconds
+        return self.tokens_per_step / statistics.median(counted) if counted else 0.0
+
+    def mfu(self, tokens_per_second: float) -> float | None:
+        """Model FLOPs utilization, from 0 to 1, or None where the peak is unknown."""
+        if self.peak_flops is None:
+            return None
+        return tokens_per_second * self.flops_per_token / self.peak_flops
