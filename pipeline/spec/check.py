@@ -8,7 +8,7 @@ never a boolean; pydantic then judges ranges, patterns and what fields say of ea
 
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -148,9 +148,8 @@ class _Reader:
         if isinstance(value, _Bad) and self.problems and _is_nothing(node) and not info.is_required():
             default = info.get_default(call_default_factory=False)
             if self.problems[-1].path == path and default is not PydanticUndefined:
-                last = self.problems.pop()
                 hint = f"remove the key to take the default {default!r}"
-                self._problem(last.code, last.found, path=path, position=last.position, hint=hint)
+                self.problems[-1] = replace(self.problems[-1], hint=hint)
         return value
 
     def read(self, node: Node, *, annotation: Any, path: str) -> Any:
