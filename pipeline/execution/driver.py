@@ -52,6 +52,8 @@ class RunOptions:
     force: frozenset[str] = field(default_factory=frozenset)
     verbose: bool = False
     rerun_of: str | None = None
+    backend: str = "ray"
+    """Of `BACKENDS`; `inline` runs every stage in this process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,6 +187,8 @@ def _make_runner(
 
 
 def _connect(options: RunOptions, run_id: str) -> Backend:
+    if options.backend == "inline":
+        return InlineBackend()
     address = options.address
     if address is None:
         directory = _head_directory(options, run_id)
@@ -197,7 +201,7 @@ def _connect(options: RunOptions, run_id: str) -> Backend:
                 die_with_parent=options.ephemeral,
             )
         address = head.address
-    module, _, name = BACKENDS["ray"].partition(":")
+    module, _, name = BACKENDS[options.backend].partition(":")
     backend: Backend = getattr(importlib.import_module(module), name)(address=address, verbose=options.verbose)
     return backend
 

@@ -26,7 +26,7 @@ class InlineAttempt:
         self._thread.start()
 
     def _run(self) -> None:
-        self._outcome = execute(self._request, reporter=self._reporter, registry=self._registry)
+        self._outcome = execute(self._request, reporter=self._reporter, registry=self._registry, is_own_process=False)
 
     def drain(self) -> list[Report]:
         """See `Attempt.drain`."""

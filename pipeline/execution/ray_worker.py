@@ -29,7 +29,7 @@ class StageWorker:
         store = open_store(request.store_url)
         log_path = _log_path(request)
         _redirect_output(log_path)
-        outcome = execute(request, reporter=self._reporter)
+        outcome = execute(request, reporter=self._reporter, is_own_process=True)
         if outcome.failure is not None:
             sys.stderr.write(outcome.failure.traceback + "\n")
         sys.stdout.flush()

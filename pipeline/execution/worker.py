@@ -16,13 +16,21 @@ from pipeline.errors import FailureClass, ParameterError, PipelineError
 from pipeline.execution.backend import Failure, InputRequest, WorkOutcome, WorkRequest
 from pipeline.execution.framework_guard import check_frameworks
 from pipeline.stages.protocol import InputArtifact, ModelRegistry, Reporter, StageContext, StageFunction, StageResult
-from pipeline.stages.registry import KINDS, Location
 
 
-def execute(request: WorkRequest, *, reporter: Reporter, registry: ModelRegistry | None = None) -> WorkOutcome:
-    """Run one attempt to its end. Never raises; an interrupt of the process does pass."""
+def execute(
+    request: WorkRequest, *, reporter: Reporter, registry: ModelRegistry | None = None, is_own_process: bool
+) -> WorkOutcome:
+    """Run one attempt to its end. Never raises; an interrupt of the process does pass.
+
+    Args:
+        request: what to run.
+        reporter: where the stage says what happens.
+        registry: for stages that run on the driver.
+        is_own_process: True where this process was made for the attempt, and may hold its framework only.
+    """
     try:
-        return _execute(request, reporter=reporter, registry=registry)
+        return _execute(request, reporter=reporter, registry=registry, is_own_process=is_own_process)
     except Exception as error:  # the boundary: whatever a stage raises becomes an outcome
         return WorkOutcome(failure=describe_failure(error))
 
@@ -65,10 +73,11 @@ def resolve(dotted: str, *, project_root: str) -> StageFunction:
     return function
 
 
-def _execute(request: WorkRequest, *, reporter: Reporter, registry: ModelRegistry | None) -> WorkOutcome:
+def _execute(
+    request: WorkRequest, *, reporter: Reporter, registry: ModelRegistry | None, is_own_process: bool
+) -> WorkOutcome:
     store = open_store(request.store_url)
-    in_worker = KINDS[request.kind].location is Location.WORKER
-    if in_worker:
+    if is_own_process:
         check_frameworks(request.framework, when="before")
     function = resolve(request.run, project_root=request.project_root)
     output_root = store.attempt_directory(request.attempt_key)
@@ -76,7 +85,7 @@ def _execute(request: WorkRequest, *, reporter: Reporter, registry: ModelRegistr
     result = function(context)
     if not isinstance(result, StageResult):
         raise ParameterError(f"{request.run} returned {type(result).__name__}; a stage returns a StageResult")
-    if in_worker:
+    if is_own_process:
         check_frameworks(request.framework, when="after")
     outputs = describe_outputs(output_root, request.output_types)
     store.publish(output_root, request.attempt_key)

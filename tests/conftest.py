@@ -1,0 +1,59 @@
+"""Fixtures of the whole suite, and the rules it runs under.
+
+One Ray head is started once a session, by the product's own code, and dies with the test process. Tests marked `ray`,
+`slow` or `browser` share one xdist group, so that two cores are never asked for more than one cluster's work.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+PROJECT = Path(__file__).resolve().parent.parent
+SERIAL_MARKERS = ("ray", "slow", "browser")
+SESSION_CPUS = 4
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(item.get_closest_marker(name) for name in SERIAL_MARKERS):
+            item.add_marker(pytest.mark.xdist_group("serial"))
+
+
+@pytest.fixture(scope="session")
+def project() -> Path:
+    """The repository."""
+    return PROJECT
+
+
+@pytest.fixture(scope="session")
+def ray_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of the session's Ray head."""
+    from pipeline.cluster.head import start_head, stop_head
+    from pipeline.cluster.serve_environment import serve_environment
+
+    directory = tmp_path_factory.mktemp("head")
+    head = start_head(
+        directory,
+        num_cpus=SESSION_CPUS,
+        environment=lambda private: serve_environment(directory=private),
+        die_with_parent=True,
+    )
+    yield head.address
+    stop_head(directory)
+
+
+@pytest.fixture
+def ray_cluster(ray_head: str) -> Iterator[str]:
+    """The session's Ray head with this process connected to it."""
+    from pipeline.cluster import ray_connection
+
+    ray_connection.connect(ray_head, verbose=False)
+    yield ray_head
+    ray_connection.disconnect()
