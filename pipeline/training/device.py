@@ -41,43 +41,50 @@ class DeviceChoice:
 
 
 def choose_device(
-    asked: Literal["auto", "cpu", "cuda"], *, gpus_per_worker: float, visible_gpus: int | None = None
+    asked: Literal["auto", "cpu", "cuda"], *, gpus_per_worker: float, available_gpus: float
 ) -> DeviceChoice:
     """Decide where to train.
 
     Args:
         asked: the flow's `device`.
         gpus_per_worker: what the stage's resources give each worker.
-        visible_gpus: CUDA devices that this process sees; asked of torch when None.
+        available_gpus: GPUs that the cluster (or this machine) has.
 
     Raises:
-        ParameterError: `cuda` was asked for and there is none, or a GPU was reserved and torch sees none.
+        ParameterError: a GPU was asked for and there is none.
     """
     if asked == "cpu":
         return DeviceChoice(device="cpu", reason="the flow says device: cpu")
-    seen = torch.cuda.device_count() if visible_gpus is None else visible_gpus
-    if asked == "cuda":
-        if gpus_per_worker <= 0:
-            raise ParameterError(
-                "device: cuda, but each worker has resources.gpus: 0",
-                hint="set `resources: {gpus: 1}` on the stage, or `device: auto` to train on the CPU",
-            )
-        if seen == 0:
-            raise ParameterError(
-                "device: cuda, but no CUDA device is visible to torch "
-                f"({'this build has no CUDA' if torch.version.cuda is None else 'no driver or no GPU'})",
-                hint="run on a machine with a GPU, or set `device: auto` to train on the CPU",
-            )
-        return DeviceChoice(device="cuda", reason="the flow says device: cuda")
-    if gpus_per_worker > 0 and seen > 0:
-        return DeviceChoice(device="cuda", reason=f"auto: each worker has {gpus_per_worker:g} GPU and CUDA is there")
-    if gpus_per_worker > 0:
+    if asked == "cuda" and gpus_per_worker <= 0:
         raise ParameterError(
-            f"each worker has resources.gpus: {gpus_per_worker:g}, but no CUDA device is visible to torch",
-            hint="install a CUDA build of torch, or leave out resources.gpus to train on the CPU",
+            f"device: cuda, but no GPU is reserved for the workers ({available_gpus:g} available)",
+            hint="set `resources: {gpus: 1}` on the stage, or `device: auto` to train on the CPU",
         )
-    why = "no CUDA device is visible" if seen == 0 else f"resources.gpus is 0 ({seen} CUDA devices stay unused)"
+    if gpus_per_worker > 0 and available_gpus <= 0:
+        raise ParameterError(
+            f"each worker wants {gpus_per_worker:g} GPU (device: {asked}), but no GPU is available",
+            hint="run where there is a GPU, or set `device: cpu` and leave out `resources.gpus`",
+        )
+    if asked == "cuda":
+        return DeviceChoice(device="cuda", reason="the flow says device: cuda")
+    if gpus_per_worker > 0:
+        return DeviceChoice(device="cuda", reason=f"auto: each worker has {gpus_per_worker:g} GPU")
+    why = "no GPU is available" if available_gpus <= 0 else f"no GPU is reserved ({available_gpus:g} available)"
     return DeviceChoice(device="cpu", reason=f"auto: {why}")
+
+
+def check_device_present(device: Literal["cpu", "cuda"]) -> None:
+    """Called in a rank: refuse to train on another device than the one that was chosen.
+
+    Raises:
+        ParameterError: CUDA was chosen and torch sees no device here.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        why = "this build of torch has no CUDA" if torch.version.cuda is None else "no driver or no device"
+        raise ParameterError(
+            f"device: cuda, but torch sees no CUDA device in this worker ({why})",
+            hint="install a CUDA build of torch on every node, or set `device: cpu`",
+        )
 
 
 def peak_flops(device_name: str, *, precision: Precision) -> float | None:

@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
+from pipeline.training.device import check_device_present
+
 COLLECTIVE_TIMEOUT_SECONDS = 300.0
 
 
@@ -56,9 +58,14 @@ def backend_of(device: Literal["cpu", "cuda"]) -> str:
 
 @contextlib.contextmanager
 def joined(worker: WorkerContext) -> Iterator[None]:
-    """Be a member of the process group; leaves it at the end if it was made here."""
+    """Be a member of the process group; leaves it at the end if it was made here.
+
+    Raises:
+        ParameterError: the chosen device is not there.
+    """
     if worker.num_threads is not None:
         torch.set_num_threads(worker.num_threads)
+    check_device_present(worker.device)
     if worker.device == "cuda":
         torch.cuda.set_device(worker.torch_device)
     if worker.store_address is None:

@@ -1,0 +1,124 @@
+"""`train.fsdp`: train a torch model with FSDP2 on Ray Train workers.
+
+Owns the checks before anything is launched, and the way of the final committed checkpoint into the stage's output.
+Knows nothing of steps or ranks; that is `pipeline.training`. The one decision: everything that can be refused by
+reading (device, batch arithmetic, vocabulary, precision) is refused here, before a worker starts.
+"""
+
+import functools
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.artifacts.store import Store, open_store
+from pipeline.data.packed import PackedDataset
+from pipeline.stages.parameters import TrainFsdpParameters
+from pipeline.stages.protocol import Report, Reporter, StageContext, StageResult
+from pipeline.stages.reporting import BufferedReporter
+from pipeline.training.checkpoint import CONFIG_NAME, DCP_DIRECTORY, STATE_NAME, TOKENIZER_NAME
+from pipeline.training.commit import COMMIT_NAME, CheckpointCommit
+from pipeline.training.config import TrainConfig, plan_batch
+from pipeline.training.device import choose_device
+from pipeline.training.model import check_fits, model_config, read_model_config
+from pipeline.training.ray_train import Gang, cluster_gpus, train_on_ray
+from pipeline.training.session import TrainJob
+from pipeline.training.sharding import check_precision
+from pipeline.training.worker import backend_of
+
+_KEPT = (DCP_DIRECTORY, CONFIG_NAME, TOKENIZER_NAME, STATE_NAME, COMMIT_NAME)
+"""Of a committed checkpoint, what the next stages read; votes and RNG states stay in the workspace."""
+_NOT_CONFIG = {"dataset", "model", "device", "max_worker_failures"}
+"""Parameters that the loop does not read; all others are fields of `TrainConfig` by the same name."""
+
+
+def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
+    """Train, and hand on the final committed checkpoint.
+
+    Raises:
+        ParameterError: the device is not there, the batch does not divide, model and dataset do not fit.
+        StageError: the loss became non-finite or a rank raised.
+        ClusterError: workers died more often than allowed.
+        CheckpointError: a checkpoint could not be written, or none of those that exist could be read.
+    """
+    parameters, resources = context.parameters, context.resources
+    dataset_path = context.input("dataset").path
+    dataset = PackedDataset.open(dataset_path)
+    config = TrainConfig(
+        model=read_model_config(context.project_root / parameters.model),
+        **parameters.model_dump(exclude=_NOT_CONFIG),
+    )
+    gpus = resources.gpus or 0.0
+    device = choose_device(parameters.device, gpus_per_worker=gpus, available_gpus=cluster_gpus())
+    check_precision(config.precision, device=device.device)
+    plan_batch(config, sequence_length=dataset.sequence_length, world_size=resources.workers)
+    check_fits(
+        model_config(config.model), vocabulary_size=dataset.vocabulary_size, sequence_length=dataset.sequence_length
+    )
+    context.reporter.note(f"training on {device.device} with {backend_of(device.device)}: {device.reason}")
+    result = train_on_ray(
+        TrainJob(
+            config=config,
+            workspace=context.workspace,
+            open_dataset=functools.partial(PackedDataset.open, dataset_path, verify=False),
+        ),
+        gang=Gang(
+            num_workers=resources.workers,
+            cpus_per_worker=resources.cpus,
+            gpus_per_worker=gpus,
+            device=device,
+            max_worker_failures=parameters.max_worker_failures,
+            num_threads=max(1, (os.cpu_count() or 1) // resources.workers),
+        ),
+        make_reporter=BufferedReporter,
+        deliver=functools.partial(_replay, context.reporter),
+    )
+    export_checkpoint(open_store(context.workspace), result.commit, context.output("checkpoint"))
+    state = result.state
+    return StageResult(
+        metrics={
+            "train_loss": state.train_loss,
+            "validation_loss": state.validation_loss,
+            "initial_validation_loss": state.initial_validation_loss,
+            "tokens_per_second": result.tokens_per_second,
+            "num_parameters": float(result.num_parameters),
+            "num_tokens": float(state.tokens),
+            "steps": float(state.step),
+            "resumed_from_step": float(result.resumed_from_step),
+        },
+        facts={
+            "device": device.device,
+            "device_reason": device.reason,
+            "backend": backend_of(device.device),
+            "world_size": state.world_size,
+            "precision": config.precision,
+            "resumed_from_step": result.resumed_from_step,
+            "checkpoint_generation": result.commit.key.generation,
+        },
+    )
+
+
+def export_checkpoint(store: Store, commit: CheckpointCommit, directory: Path) -> None:
+    """Put the committed files of `_KEPT` into `directory`; hard links where both are on one file system."""
+    source = store.local_path(commit.key.prefix)
+    kept = [entry.path for entry in commit.files if entry.path.split("/")[0] in _KEPT]
+    for name in [*kept, COMMIT_NAME]:
+        target = directory / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        try:
+            os.link(source / name, target)
+        except OSError:  # another file system, or one without hard links
+            shutil.copyfile(source / name, target)
+
+
+def _replay(reporter: Reporter, reports: Sequence[Report]) -> None:
+    """Tell `reporter` what rank 0 reported, where it could not be told live."""
+    for report in reports:
+        payload = report.payload
+        if report.kind == "metrics":
+            reporter.metrics(payload, step=report.step)
+        elif report.kind == "progress":
+            reporter.progress(payload["done"], total=payload["total"], unit=payload["unit"], note=payload["note"])
+        elif report.kind == "note":
+            reporter.note(payload["text"])
