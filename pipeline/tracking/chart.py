@@ -13,7 +13,7 @@ from importlib.resources import files
 from itertools import pairwise
 
 from pipeline.stages.protocol import JSON
-from pipeline.tracking.scale import Scale, fit, number_text
+from pipeline.tracking.scale import Scale, fit, number_text, tick_texts
 
 WIDTH = 520
 HEIGHT = 270
@@ -118,17 +118,17 @@ def _number(value: JSON) -> float:
 def _axes(chart: Mapping[str, JSON], x: Scale, y: Scale, labels: Sequence[str]) -> str:
     parts = []
     bottom = HEIGHT - _BOTTOM
-    for tick in y.ticks():
+    for tick, text in zip(y.ticks(), tick_texts(y.ticks()), strict=True):
         at = y.at(tick)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 7}" y="{at + 4:.1f}" text-anchor="end">{number_text(tick)}</text>')
+        parts.append(f'<text x="{_LEFT - 7}" y="{at + 4:.1f}" text-anchor="end">{text}</text>')
     parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}"/>')
     if labels:
         room = (WIDTH - _LEFT - _RIGHT) / len(labels) / _CHARACTER
         every = max(1, math.ceil(4 / room))
         marks = [(float(i), _short(label, max(4, int(room * every)))) for i, label in enumerate(labels)][::every]
     else:
-        marks = [(tick, number_text(tick)) for tick in x.ticks()]
+        marks = list(zip(x.ticks(), tick_texts(x.ticks()), strict=True))
     for tick, text in marks:
         at = x.at(tick)
         parts.append(f'<line class="axis" x1="{at:.1f}" x2="{at:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
@@ -137,7 +137,7 @@ def _axes(chart: Mapping[str, JSON], x: Scale, y: Scale, labels: Sequence[str]) 
     x_label, y_label = _short(str(chart.get("x_label", "")), 60), _short(str(chart.get("y_label", "")), 34)
     parts.append(f'<text x="{middle_x:.1f}" y="{HEIGHT - 5}" text-anchor="middle">{escape(x_label)}</text>')
     parts.append(
-        f'<text transform="translate(12 {middle_y:.1f}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>'
+        f'<text transform="translate(11 {middle_y:.1f}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>'
     )
     return "".join(parts)
 

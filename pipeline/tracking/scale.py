@@ -94,6 +94,24 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return ticks if len(ticks) >= 2 else [low, high]
 
 
+def tick_texts(ticks: Sequence[float]) -> list[str]:
+    """The ticks of one axis in one notation: `1e-3` where any is below 0.001, `20.5k` and `3M` from 10,000 on."""
+    largest = max((abs(tick) for tick in ticks), default=0.0)
+    if any(0 < abs(tick) < 0.999e-3 for tick in ticks) or largest >= 1e12:
+        return [_power_text(tick) for tick in ticks]
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if largest >= size and largest >= 1e4:
+            return [f"{tick / size:.4g}{letter}" if tick else "0" for tick in ticks]
+    return [f"{tick:.6g}" for tick in ticks]
+
+
+def _power_text(value: float) -> str:
+    if not value:
+        return "0"
+    mantissa, exponent = f"{value:.3e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
 def number_text(value: float, *, digits: int = 4) -> str:
     """A number for a person: `12,500`, `0.0123`, `3.1e-06`, `NaN`, `inf`."""
     if math.isnan(value):
