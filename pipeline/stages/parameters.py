@@ -140,9 +140,9 @@ class DeployServeParameters(Parameters):
     """`deploy.serve`: a Ray Serve deployment of jitted JAX actors behind an OpenAI-compatible endpoint."""
 
     model: FlaxModelInput = Field(description="What is served.")
-    registration: Annotated[
-        AnyInput, Field(description="Wait for this registration; its version is served's name.")
-    ] | (None) = None
+    registration: AnyInput | None = Field(
+        None, description="Wait for this registration; what is served says its version."
+    )
     name: str = Field(
         pattern=r"^[A-Za-z0-9][\w.-]*$", description="Name of the deployment and of the model in requests."
     )
