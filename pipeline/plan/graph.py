@@ -100,6 +100,8 @@ class _Resolver:
     kinds: dict[str, StageKind] = field(default_factory=dict)
     given: dict[str, Parameters] = field(default_factory=dict)
     """Parameters of the stages where they are right."""
+    files: dict[str, dict[str, Path]] = field(default_factory=dict)
+    """Source files of each stage by parameter name."""
 
     def _tell(self, code: str, found: str, *, path: str, position: Position, **more: Any) -> None:
         self.problems.append(Problem(position=position, path=path, code=code, found=found, **more))
@@ -140,6 +142,7 @@ class _Resolver:
         self.problems.extend(checked.problems)
         if checked.value is not None:
             self.given[spec.name] = checked.value
+        self.files[spec.name] = self._source_files(spec, model=kind.parameters, values=checked.read)
 
     def _with_outputs(self, problem: Problem) -> Problem:
         """Where a problem is about a parameter that takes an artifact, say which outputs of the flow fit."""
@@ -242,7 +245,7 @@ class _Resolver:
             timeout_seconds=spec.timeout_seconds,
             description=spec.description,
             display={name: _plain(getattr(given, name)) for name in type(given).model_fields},
-            source_files=self._source_files(spec, given=given),
+            source_files=self.files[spec.name],
         )
 
     def _gates(self, spec: StageSpec, *, kind: StageKind) -> None:
@@ -276,9 +279,9 @@ class _Resolver:
             memory_bytes=asked.memory_bytes,
         )
 
-    def _source_files(self, spec: StageSpec, *, given: Parameters) -> dict[str, Path]:
+    def _source_files(self, spec: StageSpec, *, model: type[Parameters], values: Mapping[str, Any]) -> dict[str, Path]:
         files = {}
-        for name, text in source_paths(given):
+        for name, text in source_paths(model, values):
             path = self.flow.project_root / text
             files[name] = path
             if path.is_file():

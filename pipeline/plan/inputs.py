@@ -6,7 +6,7 @@ new kind needs no second table.
 """
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -35,15 +35,20 @@ def has_mark(info: FieldInfo, mark: str, *, value: bool) -> bool:
     return isinstance(extra, dict) and extra.get(mark) is value
 
 
-def source_paths(given: Parameters) -> Iterator[tuple[str, str]]:
-    """Path of the parameter and path of the file, for each file whose content is part of the identity."""
-    for name, info in type(given).model_fields.items():
+def source_paths(model: type[Parameters], values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Path of the parameter and path of the file, for each file whose content is part of the identity.
+
+    Args:
+        model: the kind's parameters.
+        values: parameters by name; those that are absent are left out.
+    """
+    for name, info in model.model_fields.items():
         if not has_mark(info, "source_file", value=True):
             continue
-        value = getattr(given, name)
+        value = values.get(name)
         if isinstance(value, str):
             yield name, value
-        elif value is not None:
+        elif isinstance(value, list | tuple):
             for index, item in enumerate(value):
                 yield f"{name}.{index}", item
 

@@ -182,8 +182,8 @@ def why_it_runs(parts: Mapping[str, Any], previous: Mapping[str, Any] | None) ->
     changes = [
         *_changed_values("parameter", before=previous.get("parameters", {}), after=parts["parameters"]),
         *_changed_contents("input", before=previous.get("inputs", {}), after=parts["inputs"]),
-        *_changed_contents("content of file", before=previous.get("files", {}), after=parts["files"]),
-        *_changed_contents("source", before=previous.get("sources", {}), after=parts["sources"]),
+        *_changed_contents("content of", before=previous.get("files", {}), after=parts["files"]),
+        *_changed_contents("content of", before=previous.get("sources", {}), after=parts["sources"]),
     ]
     if not changes:
         same = parts.get("format") == previous.get("format")

@@ -43,6 +43,8 @@ class Checked(Generic[ModelT]):
 
     value: ModelT | None
     problems: tuple[Problem, ...]
+    read: Mapping[str, Any]
+    """The top-level keys that could be read by their type, also where others could not."""
 
 
 def check(
@@ -59,7 +61,9 @@ def check(
     """
     reader = _Reader(params=params, owner=owner or path)
     value = reader.model(tree, model=model, path=path)
-    return Checked(value=value if isinstance(value, model) else None, problems=tuple(reader.problems))
+    return Checked(
+        value=value if isinstance(value, model) else None, problems=tuple(reader.problems), read=reader.read_keys
+    )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -67,6 +71,8 @@ class _Reader:
     params: Mapping[str, Param]
     owner: str
     problems: list[Problem] = field(default_factory=list)
+    read_keys: Mapping[str, Any] = field(default_factory=dict)
+    """Of the model validated last, which is the outermost."""
 
     def _problem(
         self, code: str, found: str, *, path: str, position: Position, allowed: tuple[str, ...] = (), **more: Any
@@ -109,6 +115,7 @@ class _Reader:
         self, node: MapNode, *, model: type[BaseModel], path: str, values: dict[str, Any], complete: bool
     ) -> BaseModel | _Bad:
         good = {name: value for name, value in values.items() if not isinstance(value, _Bad)}
+        self.read_keys = good
         try:
             made = model.model_validate(good)
         except ValidationError as error:

@@ -65,7 +65,7 @@ class ResourcesSpec(_Grammar):
     gpus: float | None = Field(
         default=None,
         ge=0,
-        description="GPUs of each worker or replica, may be a fraction; absent, GPUs are used where the cluster has them.",
+        description="GPUs of each worker or replica, may be a fraction; absent, GPUs are used where there are any.",
     )
     memory: str | None = Field(default=None, description="Memory of each worker or replica, for example 2GiB.")
 

@@ -24,8 +24,8 @@ from ruamel.yaml.reader import ReaderError
 
 from pipeline.errors import Position, Problem, SpecError
 
-MAX_BYTES = 1 << 20
-"""A flow is written by hand; the parser needs about 5 s for a megabyte."""
+MAX_BYTES = 1 << 18
+"""A flow is written by hand; the parser needs up to 4 s for this much."""
 MAX_DEPTH = 32
 """A flow nests six deep; the limit keeps recursion over the tree bounded."""
 

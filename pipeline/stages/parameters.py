@@ -38,6 +38,7 @@ class DataTextParameters(Parameters):
         "stdlib",
         description="`stdlib` (the source of this interpreter's standard library), or a file, glob, directory or "
         "fsspec URL.",
+        json_schema_extra=NOT_IDENTITY,  # the digest of what it holds is identity, see the kind's `sources`
     )
     json_field: str | None = Field(
         None, description="Read the source as JSON Lines and take this field of each line as one document."

@@ -1,8 +1,13 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from pipeline.plan.graph import open_flow_text
+
+# A busy machine must not turn a slow example into a failure; each test has pytest's own timeout.
+settings.register_profile("flows", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("flows")
 
 CHAIN = """\
 flow: chain

@@ -1,3 +1,4 @@
+import json
 import math
 import subprocess
 import sys
@@ -72,6 +73,12 @@ def test_source_files_are_identity_by_content_and_not_by_name(train, open_text, 
     assert of(train).value != before
 
 
+def test_text_is_identity_by_content_and_not_by_where_it_lies(open_text, chain):
+    here, there = (open_text(chain.replace("stdlib", place)).stages[0] for place in ("a/texts", "/elsewhere/texts"))
+    prints = [fingerprint_of(stage, inputs={}, sources={"source": DIGEST}).value for stage in (here, there)]
+    assert prints[0] == prints[1]
+
+
 def test_the_kind_and_its_version_are_identity(train):
     newer = replace(train, kind=replace(train.kind, version=train.kind.version + 1))
     assert of(newer).value != of(train).value
@@ -110,8 +117,6 @@ def test_the_order_of_keys_does_not_matter():
 
 @given(JSON_VALUES)
 def test_canonical_json_is_a_fixed_point(value):
-    import json
-
     text = canonical_json(value, where="x")
     assert canonical_json(json.loads(text), where="x") == text
 

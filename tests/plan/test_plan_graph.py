@@ -150,6 +150,11 @@ def test_a_model_that_is_a_directory(problems_of, chain, project):
     assert "is a directory" in problem.found
 
 
+def test_a_missing_file_is_told_beside_other_problems(problems_of, chain):
+    text = chain.replace("model.json", "modle.json").replace("steps: ${params.steps}", "steps: '${params.steps}0'")
+    assert {problem.code for problem in problems_of(text)} == {"missing-file", "wrong-type"}
+
+
 def test_a_flow_file_that_is_not_there(tmp_path):
     with pytest.raises(SpecError, match="there is no file"):
         open_flow(tmp_path / "flow.yaml")

@@ -28,8 +28,10 @@ def test_inputs_are_found_in_plain_optional_list_and_mapping_fields():
 
 
 def test_source_files_are_named():
-    given = PythonCallParameters(call="m:f", sources=["a.py", "b.py"])
-    assert list(source_paths(given)) == [("sources.0", "a.py"), ("sources.1", "b.py")]
+    values = {"call": "m:f", "sources": ["a.py", "b.py"]}
+    assert list(source_paths(PythonCallParameters, values)) == [("sources.0", "a.py"), ("sources.1", "b.py")]
+    assert list(source_paths(TrainFsdpParameters, {"model": "m.json"})) == [("model", "m.json")]
+    assert list(source_paths(TrainFsdpParameters, {})) == []
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)

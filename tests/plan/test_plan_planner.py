@@ -122,9 +122,9 @@ def test_a_changed_file_and_a_changed_source_are_named(world, open_text, chain, 
     stages = open_text(chain).stages
     world.run(stages)
     (project / "model.json").write_text("{}")
-    assert world.plan(stages)["train"].reason == "content of file model changed"
-    world.sources["data"] = {"text": "x"}
-    assert world.plan(stages)["data"].reason == "source text added"
+    assert world.plan(stages)["train"].reason == "content of model changed"
+    world.sources["data"] = {"source": "x"}
+    assert world.plan(stages)["data"].reason == "content of source added"
 
 
 def test_a_new_version_of_a_kind_is_named(world, open_text, chain):
