@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
-from itertools import pairwise
 
 from pipeline.stages.protocol import JSON
-from pipeline.tracking.scale import Scale, fit, number_text, tick_texts
+from pipeline.tracking.scale import Scale, bar_distance, fit, fit_bars, number_text, tick_texts
 
 WIDTH = 520
 HEIGHT = 270
@@ -62,8 +61,7 @@ def render_chart(chart: Mapping[str, JSON], *, title: bool = False, style: str =
         log=chart.get("x_scale") == "log" and not labels,
     )
     if chart.get("kind") == "bars":
-        low, high = min((v for s in series for v in s.x), default=0), max((v for s in series for v in s.x), default=0)
-        x = Scale(low=low - 0.6, high=high + 0.6, start=_LEFT, end=WIDTH - _RIGHT)
+        x = fit_bars([value for one in series for value in one.x], start=_LEFT, end=WIDTH - _RIGHT)
     y = fit(
         [value for one in series for value in one.y],
         start=HEIGHT - _BOTTOM,
@@ -219,9 +217,7 @@ def _scatter(series: Sequence[Series], x: Scale, y: Scale) -> str:
 
 def _bars(series: Sequence[Series], x: Scale, y: Scale) -> str:
     base = y.start if y.log else y.at(0.0)
-    centers = sorted({value for one in series for value in one.x if math.isfinite(value)})
-    gap = min((b - a for a, b in pairwise(centers)), default=1.0)
-    slot = 0.8 * abs(x.at(x.low + gap) - x.at(x.low)) / max(1, len(series))
+    slot = 0.8 * bar_distance([value for one in series for value in one.x], x) / max(1, len(series))
     width = min(slot, 56.0)
     parts = []
     for index, one in enumerate(series):

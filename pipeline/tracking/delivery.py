@@ -202,6 +202,9 @@ class Delivery:
                 if error is not None:
                     self._lost += _weight(call)
                     self._last_error = error
+                if self._away and self._closing_at is not None:
+                    self._lost += sum(map(_weight, self._queue))
+                    self._queue.clear()
                 self._in_flight = None
                 self._changed.notify_all()
             if error is not None and self._writer is not None:

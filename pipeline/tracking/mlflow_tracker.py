@@ -119,12 +119,15 @@ class MlflowTracker:
         return writer
 
 
-def store_tracker(store_directory: Path, *, experiment: str | None = None) -> MlflowTracker:
+def store_tracker(
+    store_directory: Path, *, experiment: str | None = None, sample_seconds: float = 5.0
+) -> MlflowTracker:
     """The default: SQLite and artifacts beside the store's own files, on this machine."""
     return MlflowTracker(
         sqlite_uri(store_directory),
         artifact_root=artifact_root(store_directory),
         experiment=experiment,
+        sample_seconds=sample_seconds,
     )
 
 

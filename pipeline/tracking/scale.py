@@ -7,8 +7,11 @@ log scale over values that are not all positive shows the positive ones; it neve
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 MAX_TICKS = 6
+LARGEST, SMALLEST = 1e100, 1e-100
+"""Sizes beyond which a value is not drawn: differences and powers of it would overflow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,8 +42,8 @@ class Scale:
         return _log_ticks(self.low, self.high) if self.log else _linear_ticks(self.low, self.high)
 
     def shows(self, value: float) -> bool:
-        """True where the value is finite and, on a log scale, positive."""
-        return math.isfinite(value) and (not self.log or value > 0)
+        """True where the value is finite (below 1e100 in size) and, on a log scale, positive (above 1e-100)."""
+        return _drawable(value, log=self.log)
 
 
 def fit(values: Sequence[float], *, start: float, end: float, log: bool = False, zero: bool = False) -> Scale:
@@ -53,7 +56,7 @@ def fit(values: Sequence[float], *, start: float, end: float, log: bool = False,
         log: logarithmic; only positive values count.
         zero: include 0 (bars start there).
     """
-    shown = [value for value in values if math.isfinite(value) and (not log or value > 0)]
+    shown = [value for value in values if _drawable(value, log=log)]
     if not shown:
         return Scale(low=1.0 if log else 0.0, high=10.0 if log else 1.0, start=start, end=end, log=log)
     low, high = min(shown), max(shown)
@@ -64,8 +67,8 @@ def fit(values: Sequence[float], *, start: float, end: float, log: bool = False,
         return Scale(low=low / room, high=high * room, start=start, end=end, log=True)
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
-    if high - low <= 1e-12 * max(abs(low), abs(high), 1e-300):
-        half = abs(high) / 2 or 0.5
+    if high - low <= 1e-12 * max(abs(low), abs(high), SMALLEST):
+        half = abs(high) / 2 if abs(high) > SMALLEST else 0.5
         low, high = low - half, high + half
     room = 0.04 * (high - low)
     return Scale(
@@ -74,6 +77,29 @@ def fit(values: Sequence[float], *, start: float, end: float, log: bool = False,
         start=start,
         end=end,
     )
+
+
+def fit_bars(values: Sequence[float], *, start: float, end: float) -> Scale:
+    """A linear scale with room for half a bar's slot on either side."""
+    shown = sorted({value for value in values if _drawable(value, log=False)})
+    plain = fit(shown, start=start, end=end)
+    room = 0.6 * min((b - a for a, b in pairwise(shown)), default=0.0)
+    return Scale(
+        low=min(plain.low, shown[0] - room) if shown else plain.low,
+        high=max(plain.high, shown[-1] + room) if shown else plain.high,
+        start=start,
+        end=end,
+    )
+
+
+def bar_distance(values: Sequence[float], scale: Scale) -> float:
+    """The smallest distance between two bars' places; all the width where there is one."""
+    places = sorted({scale.at(value) for value in values if scale.shows(value)})
+    return min((b - a for a, b in pairwise(places)), default=abs(scale.end - scale.start))
+
+
+def _drawable(value: float, *, log: bool) -> bool:
+    return abs(value) < LARGEST and (not log or value > SMALLEST)
 
 
 def _linear_ticks(low: float, high: float) -> list[float]:

@@ -256,7 +256,11 @@ def wide_run(*, num_stages=30):
     """Thirty stages with long names, fan-out and fan-in."""
     stages = []
     for index in range(num_stages):
-        needs = [f"stage-{parent}-with-a-rather-long-name-that-goes-on" for parent in {index // 3, index // 2} if parent < index]
+        needs = [
+            f"stage-{parent}-with-a-rather-long-name-that-goes-on"
+            for parent in {index // 3, index // 2}
+            if parent < index
+        ]
         stages.append(
             StageView(
                 name=f"stage-{index}-with-a-rather-long-name-that-goes-on",
@@ -265,7 +269,9 @@ def wide_run(*, num_stages=30):
                 reason="first run",
                 needs=tuple(needs),
                 fingerprint=digest_like(index),
-                attempts=(attempt(3 * index, 5),) if index % 4 == 0 else (attempt(3 * index, None, status=StageStatus.RUNNING),)
+                attempts=(attempt(3 * index, 5),)
+                if index % 4 == 0
+                else (attempt(3 * index, None, status=StageStatus.RUNNING),)
                 if index % 4 == 2
                 else (),
                 metrics={f"metric_{n}": 10.0 ** (n - 6) * 1.23456 for n in range(12)},
@@ -273,5 +279,9 @@ def wide_run(*, num_stages=30):
             )
         )
     return replace(
-        llm_run(status=RunStatus.RUNNING), flow="a-flow-" + "x" * 120, stages=tuple(stages), ended_at=None, parameters={}
+        llm_run(status=RunStatus.RUNNING),
+        flow="a-flow-" + "x" * 120,
+        stages=tuple(stages),
+        ended_at=None,
+        parameters={},
     )
