@@ -153,9 +153,7 @@ def _group(found_by_name: Mapping[str, str], *, table: FamilyTable) -> _Grouped:
         else:
             nearest = _nearest_rule(name, table)
             complaints.append(f"{name}: no rule takes it and it is not ignored by name; found {found}{nearest}")
-    for rule, captures in steps.values():
-        lacking = [render(source, captures) for source in rule.sources if render(source, captures) not in found_by_name]
-        complaints += [f"{name}: missing, and the rule {rule} needs it beside its others" for name in lacking]
+    # An incomplete group fills no leaf, and the leaf's own complaint names the tensor that is lacking.
     complete = [
         (rule, captures)
         for rule, captures in steps.values()

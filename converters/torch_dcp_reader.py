@@ -11,6 +11,7 @@ row of `torch.save` archives at the offsets that the metadata gives.
 import io
 import math
 import pickle
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,7 @@ _METADATA_CLASSES = {
 # What `pickle` and `torch.load` raise on damaged bytes; the set is not documented, these were seen under bit flips.
 _DAMAGE = (
     pickle.UnpicklingError,
+    zipfile.BadZipFile,
     RuntimeError,
     ValueError,
     EOFError,
@@ -147,7 +149,9 @@ class TorchDcpSource:
         try:
             with path.open("rb") as file:
                 file.seek(chunk.offset)
-                tensor = torch.load(io.BytesIO(file.read(chunk.length)), map_location="cpu", weights_only=True)
+                archive = io.BytesIO(file.read(chunk.length))
+            _check_sums(archive)
+            tensor = torch.load(archive, map_location="cpu", weights_only=True)
         except _DAMAGE as error:
             raise CheckpointError(
                 f"{path}: the bytes of {name} at offset {chunk.offset} are damaged: {_first_line(error)}"
@@ -170,6 +174,19 @@ class _MetadataUnpickler(pickle.Unpickler):
         if not is_dtype and name not in _METADATA_CLASSES.get(module, ()):
             raise pickle.UnpicklingError(f"it names {module}.{name}, which no DCP metadata holds")
         return super().find_class(module, name)
+
+
+def _check_sums(archive: io.BytesIO) -> None:
+    """Hold the checksums of a `torch.save` archive against its bytes; `torch.load` does not (seen with torch 2.13).
+
+    Raises:
+        ValueError: a member is damaged.
+    """
+    with zipfile.ZipFile(archive) as members:
+        damaged = members.testzip()
+    if damaged is not None:
+        raise ValueError(f"the checksum of {damaged} does not hold")
+    archive.seek(0)
 
 
 def _read_metadata(path: Path) -> Any:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 
 class TorchPredictor:
-    """A transformers-style module: `model(input_ids, use_cache=...)` gives `.logits` and `.past_key_values`."""
+    """A causal language model of transformers: `model(input_ids).logits` and `model.generate`."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model.eval()
@@ -29,13 +29,16 @@ class TorchPredictor:
     @torch.inference_mode()
     def continue_greedily(self, prompts_BP: NDArray[Any], *, num_tokens: int) -> NDArray[Any]:
         """int32 [B, N]; see `Predictor`."""
-        step_ids, cache, chosen = self._ids(prompts_BP), None, []
-        for _ in range(num_tokens):
-            output = self._model(step_ids, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
-            step_ids = output.logits[:, -1].argmax(dim=-1, keepdim=True)
-            chosen.append(step_ids.cpu().numpy())
-        return np.concatenate(chosen, axis=1).astype(np.int32)
+        ids = self._ids(prompts_BP)
+        continued = self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=num_tokens,
+            eos_token_id=None,
+            use_cache=True,
+        )
+        return continued[:, ids.shape[1] :].cpu().numpy().astype(np.int32)
 
     def _ids(self, tokens: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(tokens.astype(np.int64)).to(self._device)
