@@ -1,11 +1,16 @@
-"""The environment, read once.
+"""The environment and the project's place, read once.
 
-Owns which environment variables the product reads. Nothing else looks into `os.environ` for settings. The one
-decision: command-line options win over the environment, the environment over defaults.
+Owns which environment variables the product reads, and what marks a project's directory. Nothing else looks into
+`os.environ` for settings. The one decision: command-line options win over the environment, the environment over
+defaults; paths in a flow and the default store start from the project, wherever the command is typed.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+STORE_DIRECTORY = ".pipeline"
+PROJECT_MARKERS = ("pyproject.toml", ".git", STORE_DIRECTORY)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,3 +32,14 @@ class Settings:
             tracking_uri=environment.get("MLFLOW_TRACKING_URI") or None,
             ray_address=environment.get("PIPELINE_RAY_ADDRESS") or None,
         )
+
+
+def find_project_root(start: Path) -> Path:
+    """The nearest directory at or above `start` that looks like a project, else `start` itself (a directory)."""
+    directory = start.resolve()
+    if not directory.is_dir():
+        directory = directory.parent
+    for candidate in (directory, *directory.parents):
+        if any((candidate / marker).exists() for marker in PROJECT_MARKERS):
+            return candidate
+    return directory

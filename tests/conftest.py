@@ -5,6 +5,7 @@ One Ray head is started once a session, by the product's own code, and dies with
 """
 
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# The session's head takes this token, so that it does not matter which test imports ray first.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 PROJECT = Path(__file__).resolve().parent.parent
 SERIAL_MARKERS = ("ray", "slow", "browser")

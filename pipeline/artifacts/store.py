@@ -10,9 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-STORE_DIRECTORY = ".pipeline"
-PROJECT_MARKERS = ("pyproject.toml", ".git", STORE_DIRECTORY)
-
 _BACKENDS: Mapping[str, str] = {
     "file": "pipeline.artifacts.local_store:LocalStore",
     "*": "pipeline.artifacts.fsspec_store:FsspecStore",
@@ -91,14 +88,3 @@ def open_store(url: str) -> Store:
     module, _, name = _BACKENDS.get(protocol, _BACKENDS["*"]).partition(":")
     store: Store = getattr(importlib.import_module(module), name)(url)
     return store
-
-
-def find_project_root(start: Path) -> Path:
-    """The nearest directory at or above `start` that looks like a project, else `start` itself (a directory)."""
-    directory = start.resolve()
-    if not directory.is_dir():
-        directory = directory.parent
-    for candidate in (directory, *directory.parents):
-        if any((candidate / marker).exists() for marker in PROJECT_MARKERS):
-            return candidate
-    return directory

@@ -8,9 +8,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.artifacts.store import STORE_DIRECTORY, Store, find_project_root, open_store
+from pipeline.artifacts.store import Store, open_store
 from pipeline.cluster.cluster_file import ClusterFile, load_cluster
-from pipeline.settings import Settings
+from pipeline.settings import STORE_DIRECTORY, Settings, find_project_root
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

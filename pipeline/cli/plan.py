@@ -4,6 +4,7 @@ Owns their output. Loads no framework and no Ray. The one decision: `plan` reads
 `run`; what it says will be reused is what a run reuses.
 """
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from pipeline.execution.demand import assign, check_devices, demand_of
 from pipeline.execution.reading import Reading
 from pipeline.plan.graph import Flow, open_flow
 from pipeline.plan.planner import Action, Plan, PlannedStage, make_plan
-from pipeline.plan.schema import flow_schema
+from pipeline.plan.schema import schema_text
 
 _STYLES = {Action.REUSE: "cyan", Action.RUN: "yellow", Action.WAIT_FOR_INPUTS: "yellow"}
 _WORDS = {Action.REUSE: "reuse", Action.RUN: "run", Action.WAIT_FOR_INPUTS: "run"}
@@ -60,7 +61,7 @@ def validate(*, flow_path: Path, overrides: list[str], as_json: bool) -> int:
 
 def schema() -> int:
     """Print the JSON Schema of flows."""
-    print_json(flow_schema())
+    sys.stdout.write(schema_text())
     return 0
 
 

@@ -8,6 +8,7 @@ the processes this product started and never another Ray on the machine.
 import ctypes
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -39,6 +40,11 @@ class Head:
     num_cpus: float
     started_at: float
     environment: Mapping[str, str]
+
+    @property
+    def client_environment(self) -> dict[str, str]:
+        """Variables a process needs, before it imports ray, to be let in."""
+        return {name: value for name, value in self.environment.items() if name.startswith("RAY_AUTH_")}
 
     @property
     def is_alive(self) -> bool:
@@ -107,7 +113,7 @@ def start_head(
         *("--include-dashboard", "false", "--disable-usage-stats", "--temp-dir", str(temporary)),
         *("--ray-client-server-port", str(free_port())),
     ]
-    variables = dict(environment(temporary))
+    variables = {**environment(temporary), **_authentication()}
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -127,7 +133,9 @@ def start_head(
         started_at=time.time(),
         environment=variables,
     )
-    (directory / HEAD_NAME).write_text(json.dumps(asdict(head), indent=1))
+    note = directory / HEAD_NAME
+    note.touch(mode=0o600)
+    note.write_text(json.dumps(asdict(head), indent=1))
     _wait_until_up(process, log_path)
     return head
 
@@ -151,6 +159,12 @@ def stop_head(directory: Path) -> Head | None:
     psutil.wait_procs(alive, timeout=STOP_TIMEOUT_SECONDS)
     (directory / HEAD_NAME).unlink(missing_ok=True)
     return head
+
+
+def _authentication() -> dict[str, str]:
+    """Ray listens on this machine's own address too, so nobody without the head's token may talk to it."""
+    token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 
 
 def _session(session_id: int) -> list[psutil.Process]:

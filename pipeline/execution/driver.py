@@ -31,7 +31,7 @@ from pipeline.execution.reading import Reading
 from pipeline.execution.runner import RunEnd, Runner
 from pipeline.execution.stage_run import RunScope
 from pipeline.plan.graph import Flow
-from pipeline.spec.flow import FlowSpec
+from pipeline.plan.resolved import resolved_text
 from pipeline.tracking.protocol import Tracker
 from pipeline.tracking.report import render_report
 from pipeline.tracking.view import RunStatus, RunView
@@ -103,7 +103,7 @@ def run_flow(
             raise LeaseError(f"run {run_id} is alive: {holder} works on it", hint="wait for it, or stop that process")
         journal = Journal(store, run_id)
         if options.rerun_of is None:
-            journal.begin(_record(spec, run_id=run_id, options=options))
+            journal.begin(_record(flow, run_id=run_id, options=options))
         tracker = make_tracker(store)
         scope = RunScope(
             run_id=run_id,
@@ -201,6 +201,7 @@ def _connect(options: RunOptions, run_id: str) -> Backend:
                 die_with_parent=options.ephemeral,
             )
         address = head.address
+        os.environ.update(head.client_environment)  # read when the backend's module imports ray, just below
     module, _, name = BACKENDS[options.backend].partition(":")
     backend: Backend = getattr(importlib.import_module(module), name)(address=address, verbose=options.verbose)
     return backend
@@ -228,15 +229,17 @@ def _finish(scope: RunScope, *, end: RunEnd | None, error: BaseException | None)
     return RunResult(view=view, failure=failure, report_path=report_path)
 
 
-def _record(flow: FlowSpec, *, run_id: str, options: RunOptions) -> RunRecord:
+def _record(flow: Flow, *, run_id: str, options: RunOptions) -> RunRecord:
+    spec = flow.spec
     return RunRecord(
         run_id=run_id,
-        flow=flow.name,
-        flow_file=str(flow.file),
-        flow_text=flow.text,
-        overrides=flow.overrides,
-        project_root=str(flow.project_root),
-        parameters=dict(flow.params),
+        flow=spec.name,
+        flow_file=str(spec.file),
+        flow_text=spec.text,
+        resolved_text=resolved_text(flow),
+        overrides=spec.overrides,
+        project_root=str(spec.project_root),
+        parameters=dict(spec.params),
         host=socket.gethostname(),
         user=_user(),
         pid=os.getpid(),

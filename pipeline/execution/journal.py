@@ -27,6 +27,9 @@ class RunRecord:
     flow: str
     flow_file: str
     flow_text: str
+    """As the user wrote it: a rerun reads this, with the overrides."""
+    resolved_text: str
+    """With every parameter and default filled in."""
     overrides: tuple[str, ...]
     project_root: str
     parameters: Mapping[str, Any]
@@ -132,7 +135,7 @@ def read_run(store: Store, run_id: str, *, series: bool) -> RunView:
         run_id=run_id,
         flow=record.flow,
         flow_file=record.flow_file,
-        flow_text=record.flow_text,
+        flow_text=record.resolved_text,
         status=RunStatus(run["status"]),
         started_at=record.started_at,
         ended_at=ended_at,

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from pipeline.errors import Position, Problem, SpecError, nearest_name
+from pipeline.settings import find_project_root
 from pipeline.spec import grammar, tree
 from pipeline.spec.check import check
 from pipeline.spec.flow import FlowSpec, StageSpec
@@ -21,7 +22,6 @@ from pipeline.spec.params import Param, ReadParams, read_params
 from pipeline.spec.template import ALLOWED_FORMS, parse_template
 from pipeline.spec.tree import Entry, MapNode, ScalarNode
 
-PROJECT_MARKERS = ("pyproject.toml", ".git", ".pipeline")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -90,15 +90,6 @@ def parse_flow(text: str, *, file: Path, overrides: Sequence[str] = ()) -> tuple
     reader = _FlowReader(problems=problems)
     flow = reader.flow(root, text=text, file=file, overrides=tuple(overrides))
     return flow, tuple(reader.problems)
-
-
-def find_project_root(file: Path) -> Path:
-    """The nearest directory above a flow file that looks like a project, else the file's own directory."""
-    directory = file.resolve().parent
-    for candidate in (directory, *directory.parents):
-        if any((candidate / marker).exists() for marker in PROJECT_MARKERS):
-            return candidate
-    return directory
 
 
 @dataclass(kw_only=True, slots=True)

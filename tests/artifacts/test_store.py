@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts.store import Store, find_project_root, open_store
+from pipeline.artifacts.store import Store, open_store
 from pipeline.errors import StoreError
 
 
@@ -93,9 +93,3 @@ def test_a_store_that_cannot_be_written_says_where_and_what_to_do(tmp_path: Path
 def test_an_unknown_protocol_is_an_error_that_names_the_url() -> None:
     with pytest.raises(StoreError, match="nosuchprotocol://x"):
         open_store("nosuchprotocol://x")
-
-
-def test_project_root_is_the_nearest_marked_directory(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").touch()
-    (tmp_path / "flows").mkdir()
-    assert find_project_root(tmp_path / "flows") == tmp_path

@@ -22,6 +22,7 @@ def begin(store: Store, run_id: str, *, now: float) -> Journal:
             flow="llm",
             flow_file="flow.yaml",
             flow_text="",
+            resolved_text="",
             overrides=(),
             project_root="/",
             parameters={},

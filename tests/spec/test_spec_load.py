@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import SpecError
+from pipeline.settings import find_project_root
 from pipeline.spec.gate import Gate
-from pipeline.spec.load import find_project_root, load_flow
+from pipeline.spec.load import load_flow
 
 FLOW = """\
 flow: demo
