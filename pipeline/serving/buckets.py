@@ -1,0 +1,63 @@
+"""The few shapes an executable is compiled for.
+
+Owns the bucket sets. Pure. The one decision: the set is small and closed; a request is padded up to a bucket, and a
+shape outside the set is a programming error, never a compile.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SMALLEST_ATTENTION = 128
+SMALLEST_CHUNK = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Buckets:
+    """Shapes of decode (batch by attention length) and prefill (chunk by attention length)."""
+
+    decode_batches: tuple[int, ...]
+    decode_attention: tuple[int, ...]
+    chunks: tuple[int, ...]
+    prefill_attention: tuple[int, ...]
+
+    @classmethod
+    def for_limits(cls, *, slots: int, context: int, chunk_tokens: int) -> "Buckets":
+        """The sets for a server of these limits.
+
+        One request decodes alone in a batch of 1: XLA:CPU reads weights at 27 GB/s for one row, at 13 GB/s for 4 to 16.
+        Attention lengths double for decode, where they cost time at every token, and quadruple for prefill.
+        """
+        return cls(
+            decode_batches=_steps(1, slots, factor=8),
+            decode_attention=_steps(min(SMALLEST_ATTENTION, context), context, factor=2),
+            chunks=_steps(min(SMALLEST_CHUNK, chunk_tokens), chunk_tokens, factor=4),
+            prefill_attention=_steps(min(SMALLEST_ATTENTION, context), context, factor=4),
+        )
+
+    @property
+    def num_executables(self) -> int:
+        """How many executables warm-up compiles: these and the sampler of prefill."""
+        return (
+            len(self.decode_batches) * len(self.decode_attention) + len(self.chunks) * len(self.prefill_attention) + 1
+        )
+
+
+def smallest_fit(needed: int, sizes: Sequence[int]) -> int:
+    """The smallest of the ascending `sizes` that holds `needed`.
+
+    Raises:
+        ValueError: none does.
+    """
+    for size in sizes:
+        if size >= needed:
+            return size
+    raise ValueError(f"{needed} does not fit into any bucket of {tuple(sizes)}")
+
+
+def _steps(first: int, last: int, *, factor: int) -> tuple[int, ...]:
+    sizes = []
+    size = first
+    while size < last:
+        sizes.append(size)
+        size *= factor
+    return (*sizes, last)

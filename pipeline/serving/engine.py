@@ -1,0 +1,306 @@
+"""The engine: one thread that owns the device and steps the scheduler.
+
+Owns the life of requests from submission to last chunk, and what fails with what. Knows nothing of HTTP or asyncio. The
+one decision: one thread touches jax and the scheduler; everybody else leaves a command in a queue, and whatever goes
+wrong inside one request ends that request alone, while a failing device ends the engine, says so, and never hangs.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pipeline.serving.buckets import Buckets
+from pipeline.serving.compile_watch import CompileWatch
+from pipeline.serving.completion_text import Completion, Sink
+from pipeline.serving.detokenizer import Decoder
+from pipeline.serving.metrics import Metrics
+from pipeline.serving.request import Chunk, FinishReason, Request, Sampling
+from pipeline.serving.scheduler import Decode, Limits, Prefill, Progress, Scheduler
+
+_LOG = logging.getLogger(__name__)
+STALL_SECONDS = 60.0
+"""Work waits and no step ends for so long: the engine is unhealthy."""
+
+
+class Executor(Protocol):
+    """What the engine needs of the device."""
+
+    @property
+    def buckets(self) -> Buckets:
+        """The shapes it runs."""
+        ...
+
+    def warm_up(self, *, on_progress: Callable[[int, int], None] | None = None) -> float:
+        """Compile everything; seconds."""
+        ...
+
+    def prefill(self, step: Prefill, *, sampling: Sampling) -> int:
+        """Run a chunk."""
+        ...
+
+    def decode(self, step: Decode, *, sampling: Sequence[Sampling]) -> list[list[int]]:
+        """Run decode steps."""
+        ...
+
+
+class EngineUnavailable(Exception):  # noqa: N818 - a state, not a fault of the caller
+    """The engine takes no request now: it starts, drains, is full or has failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineStatus:
+    """For health checks."""
+
+    is_ready: bool
+    failure: str | None
+    num_running: int
+    num_waiting: int
+    num_compiles_while_serving: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    request: Request
+    sink: Sink
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    request_id: str
+    reason: str
+
+
+class Engine:
+    """Continuous batching over one executor."""
+
+    def __init__(
+        self, executor: Executor, *, decoder: Decoder, limits: Limits, metrics: Metrics, strict: bool = False
+    ) -> None:
+        """`strict` makes a compile after warm-up end the engine."""
+        self.limits = limits
+        self.metrics = metrics
+        self.warm_up_seconds = 0.0
+        self._executor = executor
+        self._decoder = decoder
+        self._strict = strict
+        self._scheduler = Scheduler(limits, buckets=executor.buckets)
+        self._completions: dict[str, Completion] = {}
+        self._commands: deque[_Submit | _Cancel] = deque()
+        self._wake = threading.Condition()
+        self._ready = threading.Event()
+        self._is_draining = False
+        self._is_stopping = False
+        self._failure: str | None = None
+        self._last_step_at = time.monotonic()
+        self._watch = CompileWatch()
+        self._outgoing: dict[Sink, list[Chunk]] = {}
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self, *, timeout_seconds: float | None = None) -> None:
+        """Start the thread and wait until it is warm.
+
+        Raises:
+            EngineUnavailable: warm-up failed or took longer than `timeout_seconds`.
+        """
+        self._thread.start()
+        self._ready.wait(timeout_seconds)
+        if self._failure is not None:
+            raise EngineUnavailable(self._failure)
+        if not self._ready.is_set():
+            raise EngineUnavailable(f"the engine is not warm after {timeout_seconds:g} s")
+
+    def submit(self, request: Request, *, sink: Sink) -> None:
+        """Queue a request; chunks go to `sink`, the last one with `finish`.
+
+        Raises:
+            EngineUnavailable: it starts, drains, is full or has failed.
+        """
+        with self._wake:
+            if self._failure is not None:
+                raise EngineUnavailable(self._failure)
+            if self._is_draining or not self._ready.is_set():
+                raise EngineUnavailable("the server is starting or shutting down")
+            if self._scheduler.num_waiting + len(self._commands) >= self.limits.max_waiting:
+                raise EngineUnavailable(f"{self.limits.max_waiting} requests wait already")
+            self._commands.append(_Submit(request, sink, time.monotonic()))
+            self._wake.notify()
+
+    def cancel(self, request_id: str, *, reason: str = "client") -> None:
+        """End a request before its next step; harmless where it is unknown or finished."""
+        with self._wake:
+            self._commands.append(_Cancel(request_id, reason))
+            self._wake.notify()
+
+    def stop(self, *, drain_seconds: float) -> None:
+        """Take nothing new, let what runs finish for so long, abort the rest, end the thread."""
+        with self._wake:
+            self._is_draining = True
+            self._wake.notify()
+        deadline = time.monotonic() + drain_seconds
+        while self._is_busy() and time.monotonic() < deadline and self._thread.is_alive():
+            time.sleep(0.01)
+        with self._wake:
+            self._is_stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout=STALL_SECONDS)
+
+    def status(self) -> EngineStatus:
+        """What a health check wants to know."""
+        failure = self._failure
+        waited = time.monotonic() - self._last_step_at
+        if failure is None and self._ready.is_set() and self._is_busy() and waited > STALL_SECONDS:
+            failure = f"no step ended for {waited:.0f} s while requests wait"
+        return EngineStatus(
+            is_ready=self._ready.is_set() and failure is None and not self._is_draining,
+            failure=failure,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_compiles_while_serving=self._watch.count,
+        )
+
+    def why_unbalanced(self) -> str | None:
+        """What is wrong with the slot accounting of an idle engine, or None."""
+        if self._completions or self._scheduler.has_work:
+            return f"{len(self._completions)} completions and {self._scheduler.num_running} slots are in use"
+        return self._scheduler.why_unbalanced()
+
+    def _is_busy(self) -> bool:
+        return bool(self._commands) or self._scheduler.has_work
+
+    def _run(self) -> None:
+        try:
+            self.warm_up_seconds = self._executor.warm_up(
+                on_progress=lambda done, total: _LOG.info("compiled %d of %d", done, total)
+            )
+            self.metrics.count("compile_events_total", self._executor.buckets.num_executables, label="warmup")
+            self._watch.start()
+            self._ready.set()
+            while self._wait_for_work():
+                self._step()
+        except Exception as error:  # the thread's boundary: whatever it is, requests must not hang
+            _LOG.exception("the engine failed")
+            self._failure = f"the engine failed: {type(error).__name__}: {error}"
+        finally:
+            self._abort_all()
+            self._ready.set()
+            self._watch.stop()
+
+    def _wait_for_work(self) -> bool:
+        with self._wake:
+            while not (self._is_busy() or self._is_stopping):
+                self._publish_load()
+                self._wake.wait()
+            if self._is_stopping:
+                return False
+            commands, self._commands = self._commands, deque()
+        if not self._scheduler.has_work:
+            self._last_step_at = time.monotonic()  # idle time is no stall
+        for command in commands:
+            if isinstance(command, _Submit):
+                self._accept(command)
+            else:
+                self._end(command.request_id, FinishReason.ABORT, reason=command.reason)
+        self._deliver()
+        return True
+
+    def _accept(self, command: _Submit) -> None:
+        request = command.request
+        self._completions[request.request_id] = Completion(
+            request, sink=command.sink, decoder=self._decoder, arrived_at=command.time
+        )
+        self._scheduler.add(request, now=command.time)
+        self.metrics.count("prompt_tokens_total", len(request.prompt))
+
+    def _step(self) -> None:
+        now = time.monotonic()
+        for request_id, _ in self._scheduler.admit(now=now):
+            self._completions[request_id].got_slot(now=now, metrics=self.metrics)
+        decode = self._scheduler.next_decode()
+        if decode is not None:
+            sampling = [self._scheduler.request(row.request_id).sampling for row in decode.rows]
+            tokens = self._executor.decode(decode, sampling=sampling)
+            self.metrics.count("engine_steps_total", label="decode")
+            self.metrics.count("padding_tokens_total", (decode.padded_to - len(decode.rows)) * decode.steps)
+            for progress in self._scheduler.decoded(decode, tokens=tokens):
+                self._progressed(progress)
+            self._deliver()
+        prefill = self._scheduler.next_prefill()
+        if prefill is not None:
+            token = self._executor.prefill(prefill, sampling=self._scheduler.request(prefill.request_id).sampling)
+            self.metrics.count("engine_steps_total", label="prefill")
+            self.metrics.count("padding_tokens_total", prefill.padded_to - len(prefill.tokens))
+            first = self._scheduler.prefilled(prefill, token=token)
+            if first is not None:
+                self._progressed(first)
+        self._deliver()
+        self._last_step_at = time.monotonic()
+        self._publish_load()
+        self._check_compiles()
+
+    def _progressed(self, progress: Progress) -> None:
+        completion = self._completions[progress.request_id]
+        try:
+            chunk = completion.add(progress, now=time.monotonic(), metrics=self.metrics)
+        except Exception as error:  # a request's own boundary: it fails alone
+            _LOG.exception("request %s failed", progress.request_id)
+            self._end(progress.request_id, FinishReason.ERROR, reason="error", error=f"{type(error).__name__}: {error}")
+            return
+        self._outgoing.setdefault(completion.sink, []).append(chunk)
+        if chunk.finish is not None:
+            self._forget(progress.request_id)
+
+    def _end(self, request_id: str, finish: FinishReason, *, reason: str, error: str = "") -> None:
+        completion = self._forget(request_id)
+        if completion is not None:
+            self.metrics.count("aborted_requests_total", label=reason)
+            last = Chunk(request_id=request_id, text="", num_tokens=0, finish=finish, error=error)
+            self._outgoing.setdefault(completion.sink, []).append(last)
+
+    def _forget(self, request_id: str) -> Completion | None:
+        """The one place where a request leaves; its slot is free afterwards whatever it was doing."""
+        self._scheduler.remove(request_id)
+        return self._completions.pop(request_id, None)
+
+    def _deliver(self) -> None:
+        outgoing, self._outgoing = self._outgoing, {}
+        for sink, chunks in outgoing.items():
+            try:
+                sink(chunks)
+            except Exception:  # a reader that is gone must not end the others
+                _LOG.exception("a reader of %d chunks failed", len(chunks))
+                for chunk in chunks:
+                    self._forget(chunk.request_id)
+
+    def _abort_all(self) -> None:
+        with self._wake:
+            commands, self._commands = self._commands, deque()
+            self._is_draining = True
+        for command in commands:
+            if isinstance(command, _Submit):
+                self._accept(command)
+        failure = self._failure
+        for request_id in list(self._completions):
+            finish = FinishReason.ABORT if failure is None else FinishReason.ERROR
+            reason = "shutdown" if failure is None else "error"
+            self._end(request_id, finish, reason=reason, error=failure or "the server shut down")
+        self._deliver()
+
+    def _publish_load(self) -> None:
+        self.metrics.gauge("num_requests_running", self._scheduler.num_running)
+        self.metrics.gauge("num_requests_waiting", self._scheduler.num_waiting)
+        capacity = self.limits.slots * self.limits.context
+        self.metrics.gauge("kv_cache_usage_perc", self._scheduler.num_cached_tokens / capacity)
+
+    def _check_compiles(self) -> None:
+        new = self._watch.count - int(self.metrics.value("compile_events_total", label="serving"))
+        if new > 0:
+            self.metrics.count("compile_events_total", new, label="serving")
+            _LOG.error("%d compiles while serving; a shape is missing from warm-up", new)
+            if self._strict:
+                raise RuntimeError(f"{new} compiles after warm-up")

@@ -1,0 +1,127 @@
+"""Counters, gauges and histograms of one replica, as Prometheus text.
+
+Owns the metric names (those that dashboards of language model servers expect, and our own) and their rendering. The one
+decision: a name exists only in the table below; observing another is a KeyError in a test, not a new time series.
+"""
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+COUNTERS: Mapping[str, str] = {
+    "prompt_tokens_total": "Prompt tokens processed.",
+    "generation_tokens_total": "Tokens generated.",
+    "request_success_total": "Finished requests by finished_reason.",
+    "aborted_requests_total": "Requests that ended early, by reason.",
+    "rejected_requests_total": "Requests refused before they started, by status.",
+    "compile_events_total": "XLA compiles by phase (warmup, serving); serving should stay 0.",
+    "padding_tokens_total": "Token positions computed for padding.",
+    "engine_steps_total": "Engine steps by kind (prefill, decode).",
+}
+GAUGES: Mapping[str, str] = {
+    "num_requests_running": "Requests in a slot.",
+    "num_requests_waiting": "Requests in the queue.",
+    "kv_cache_usage_perc": "Share of cache positions in use, 0 to 1.",
+}
+HISTOGRAMS: Mapping[str, str] = {
+    "time_to_first_token_seconds": "Arrival to first token.",
+    "inter_token_latency_seconds": "Time per token after the first.",
+    "e2e_request_latency_seconds": "Arrival to last token.",
+    "request_queue_time_seconds": "Arrival to slot.",
+    "request_prefill_time_seconds": "Slot to first token.",
+    "request_decode_time_seconds": "First to last token.",
+}
+
+
+@dataclass(slots=True)
+class _Histogram:
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(_SECONDS) + 1))
+    total: float = 0.0
+    count: int = 0
+
+
+class Metrics:
+    """Thread-safe."""
+
+    def __init__(self, *, model: str) -> None:
+        self._model = model
+        self._lock = threading.Lock()
+        self._values: dict[tuple[str, str], float] = {}
+        self._histograms = {name: _Histogram() for name in HISTOGRAMS}
+        for name in COUNTERS:
+            if name not in _LABEL_VALUES:
+                self._values[name, ""] = 0.0
+            for value in _LABEL_VALUES.get(name, ("", ()))[1]:
+                self._values[name, value] = 0.0
+        for name in GAUGES:
+            self._values[name, ""] = 0.0
+
+    def count(self, name: str, amount: float = 1.0, *, label: str = "") -> None:
+        """Add to a counter."""
+        COUNTERS[name]
+        with self._lock:
+            self._values[name, label] = self._values.get((name, label), 0.0) + amount
+
+    def gauge(self, name: str, value: float) -> None:
+        """Set a gauge."""
+        GAUGES[name]
+        with self._lock:
+            self._values[name, ""] = value
+
+    def observe(self, name: str, seconds: float, *, times: int = 1) -> None:
+        """Add to a histogram, `times` times the same value."""
+        histogram = self._histograms[name]
+        index = next((i for i, limit in enumerate(_SECONDS) if seconds <= limit), len(_SECONDS))
+        with self._lock:
+            histogram.buckets[index] += times
+            histogram.total += seconds * times
+            histogram.count += times
+
+    def value(self, name: str, *, label: str = "") -> float:
+        """A counter's or gauge's value now."""
+        with self._lock:
+            return self._values.get((name, label), 0.0)
+
+    def render(self) -> str:
+        """Prometheus text format 0.0.4."""
+        with self._lock:
+            lines = [*self._render_values(COUNTERS, "counter"), *self._render_values(GAUGES, "gauge")]
+            for name, text in HISTOGRAMS.items():
+                lines += self._render_histogram(name, text)
+        return "\n".join(lines) + "\n"
+
+    def _labels(self, name: str, value: str) -> str:
+        label = _LABEL_VALUES.get(name, ("", ()))[0]
+        extra = f',{label}="{value}"' if label else ""
+        return f'{{model_name="{self._model}"{extra}}}'
+
+    def _render_values(self, table: Mapping[str, str], kind: str) -> Iterable[str]:
+        for name, text in table.items():
+            yield f"# HELP {name} {text}"
+            yield f"# TYPE {name} {kind}"
+            for (found, label), value in sorted(self._values.items()):
+                if found == name:
+                    yield f"{name}{self._labels(name, label)} {value:g}"
+
+    def _render_histogram(self, name: str, text: str) -> Iterable[str]:
+        histogram = self._histograms[name]
+        yield f"# HELP {name} {text}"
+        yield f"# TYPE {name} histogram"
+        running = 0
+        for limit, amount in zip((*(f"{second:g}" for second in _SECONDS), "+Inf"), histogram.buckets, strict=True):
+            running += amount
+            yield f'{name}_bucket{{model_name="{self._model}",le="{limit}"}} {running}'
+        yield f"{name}_sum{self._labels(name, '')} {histogram.total:.9g}"
+        yield f"{name}_count{self._labels(name, '')} {histogram.count}"
+
+
+_LABEL_VALUES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "request_success_total": ("finished_reason", ("stop", "length")),
+    "aborted_requests_total": ("reason", ("client", "error", "shutdown")),
+    "rejected_requests_total": ("status", ()),
+    "compile_events_total": ("phase", ("warmup", "serving")),
+    "engine_steps_total": ("kind", ("prefill", "decode")),
+}
+"""Label name, and the values that are shown as 0 before they first occur."""

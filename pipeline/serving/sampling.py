@@ -1,0 +1,96 @@
+"""The next token, chosen on the device.
+
+Owns temperature, top-k and top-p. Knows nothing of the model or of requests. The one decision: thresholds are found by
+bisection over the bit patterns of the scores, not by sorting: a pass is one vectorized sum over the vocabulary and 32
+passes are exact.
+
+Shape suffixes: B batch, V vocabulary.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+_BITS = 32
+
+
+class SamplingRows(NamedTuple):
+    """Sampling settings of each row."""
+
+    temperature_B: jax.Array
+    """float32; 0 is greedy."""
+    top_k_B: jax.Array
+    """int32; 0 keeps all."""
+    top_p_B: jax.Array
+    """float32; 1 keeps all."""
+    seed_B: jax.Array
+    """uint32."""
+
+
+def sample(logits_BV: jax.Array, *, rows: SamplingRows, positions_B: jax.Array) -> jax.Array:
+    """The token of each row that goes to `positions_B`; int32 [B].
+
+    A row's random numbers depend on its seed and position alone, so its tokens are the same in any batch.
+    """
+    greedy_B = jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+
+    def drawn() -> jax.Array:
+        is_greedy_B = rows.temperature_B <= 0.0
+        scaled_BV = logits_BV / jnp.where(is_greedy_B, 1.0, rows.temperature_B)[:, None]
+        is_cut = jnp.any((rows.top_k_B > 0) | (rows.top_p_B < 1.0))
+        kept_BV = jax.lax.cond(is_cut, lambda: cut(scaled_BV, k_B=rows.top_k_B, p_B=rows.top_p_B), lambda: scaled_BV)
+        noise_BV = jax.vmap(lambda seed, position: _gumbel(seed, position, kept_BV.shape[1]))(rows.seed_B, positions_B)
+        return jnp.where(is_greedy_B, greedy_B, jnp.argmax(kept_BV + noise_BV, axis=-1).astype(jnp.int32))
+
+    return jax.lax.cond(jnp.any(rows.temperature_B > 0.0), drawn, lambda: greedy_B)
+
+
+def cut(scores_BV: jax.Array, *, k_B: jax.Array, p_B: jax.Array) -> jax.Array:
+    """Scores with everything outside the top k, and then outside the top p of what is left, at minus infinity.
+
+    A token that ties with the last one kept is kept. Both cuts are one loop body, because every operation in it costs
+    compile time in each decode executable.
+    """
+    num_tokens = scores_BV.shape[1]
+    k_B = jnp.where(k_B > 0, jnp.minimum(k_B, num_tokens), num_tokens).astype(jnp.float32)
+
+    def stage(index: jax.Array, scores_BV: jax.Array) -> jax.Array:
+        mass_BV = jax.nn.softmax(scores_BV, axis=-1)
+        is_top_k = index == 0
+        weight_BV = jnp.where(is_top_k, 1.0, mass_BV)
+        # Rounding can leave the mass of the whole row a hair below p.
+        wanted_B = jnp.where(is_top_k, k_B, jnp.minimum(p_B, jnp.sum(mass_BV, axis=-1)))
+        threshold_B = _largest_threshold(scores_BV, weight_BV=weight_BV, wanted_B=wanted_B)
+        threshold_B = jnp.where(is_top_k | (p_B < 1.0), threshold_B, -jnp.inf)
+        return jnp.where(scores_BV >= threshold_B[:, None], scores_BV, -jnp.inf)
+
+    return jax.lax.fori_loop(0, 2, stage, scores_BV)
+
+
+def _largest_threshold(scores_BV: jax.Array, *, weight_BV: jax.Array, wanted_B: jax.Array) -> jax.Array:
+    """The largest t of each row for which the weights of `scores >= t` sum to at least `wanted_B`, exact to the bit."""
+    order_BV = _ordered(scores_BV)
+
+    def bit(index: jax.Array, found_B: jax.Array) -> jax.Array:
+        tried_B = found_B | (jnp.uint32(1) << (_BITS - 1 - index).astype(jnp.uint32))
+        sum_B = jnp.sum(jnp.where(order_BV >= tried_B[:, None], weight_BV, 0.0), axis=-1)
+        return jnp.where(sum_B >= wanted_B, tried_B, found_B)
+
+    return _unordered(jax.lax.fori_loop(0, _BITS, bit, jnp.zeros(scores_BV.shape[0], jnp.uint32)))
+
+
+def _ordered(x: jax.Array) -> jax.Array:
+    """float32 to uint32 of the same order: flip all bits of a negative number, the sign bit of a positive one."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(0x80000000))
+
+
+def _unordered(order: jax.Array) -> jax.Array:
+    bits = jnp.where(order >> 31 == 1, order & jnp.uint32(0x7FFFFFFF), ~order)
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def _gumbel(seed: jax.Array, position: jax.Array, num_tokens: int) -> jax.Array:
+    key = jax.random.fold_in(jax.random.key(seed), position)
+    return jax.random.gumbel(key, (num_tokens,), jnp.float32)
