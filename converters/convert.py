@@ -21,10 +21,9 @@ from converters.manifest import CONVERTER_VERSION, Conversion, ConversionManifes
 from converters.mapping import DtypePolicy, MappingPlan, Step, plan_mapping, reverse_mapping
 from converters.operations import Array, Shape
 from converters.readers import open_source
-from converters.source import COMPANION_FILES, CheckpointSource
+from converters.source import COMPANION_FILES, CONFIG_FILE, CheckpointSource
 from pipeline.errors import ConversionError
 from pipeline.models.checkpoint import (
-    CONFIG_FILE,
     PARAMETERS_DIRECTORY,
     abstract_leaves,
     read_config,

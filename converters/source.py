@@ -11,6 +11,7 @@ from typing import Protocol
 
 from converters.operations import Array, Shape
 
+CONFIG_FILE = "config.json"
 COMPANION_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",

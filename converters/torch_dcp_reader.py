@@ -23,9 +23,8 @@ import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from converters.operations import Array, Shape
-from converters.source import TensorHeader
+from converters.source import CONFIG_FILE, TensorHeader
 from pipeline.errors import CheckpointError
-from pipeline.models.checkpoint import CONFIG_FILE
 
 METADATA_FILE = ".metadata"
 DCP_DIRECTORY = "dcp"
@@ -56,6 +55,7 @@ _DAMAGE = (
     RuntimeError,
     ValueError,
     EOFError,
+    OverflowError,
     OSError,
     KeyError,
     IndexError,
@@ -107,15 +107,11 @@ class TorchDcpSource:
         data = path / DCP_DIRECTORY if (path / DCP_DIRECTORY).is_dir() else path
         directory = path if data != path or (path / CONFIG_FILE).exists() else path.parent
         metadata = _read_metadata(data / METADATA_FILE)
-        chunks, headers, complaints = {}, {}, []
-        for name, key, stored in _model_tensors(metadata):
-            try:
-                chunks[name] = _chunks(key, stored, metadata.storage_data)
-            except ValueError as error:
-                complaints.append(f"{key}: {error}")
-            dtype = str(stored.properties.dtype).removeprefix("torch.")
-            headers[name] = TensorHeader(name=name, shape=tuple(stored.size), dtype=dtype)
-        complaints += _file_complaints(data, chunks)
+        try:
+            headers, chunks, complaints = _plan(metadata)
+            complaints += _file_complaints(data, chunks)
+        except _DAMAGE as error:
+            raise CheckpointError(f"{data / METADATA_FILE}: damaged DCP metadata: {_first_line(error)}") from error
         if complaints:
             raise CheckpointError(f"{data}: damaged checkpoint:\n" + "\n".join(f"  {text}" for text in complaints))
         if not headers:
@@ -222,6 +218,19 @@ def _model_tensors(metadata: Any) -> Iterator[tuple[str, str, TensorStorageMetad
         path = paths[key]
         if isinstance(stored, TensorStorageMetadata) and (not is_nested or path[0] == MODEL_SUBTREE):
             yield ".".join(path[1:] if is_nested else path), key, stored
+
+
+def _plan(metadata: Any) -> tuple[dict[str, TensorHeader], dict[str, list[_Chunk]], list[str]]:
+    """Headers and chunk places by tensor name, and what is wrong with them."""
+    headers, chunks, complaints = {}, {}, []
+    for name, key, stored in _model_tensors(metadata):
+        try:
+            chunks[name] = _chunks(key, stored, metadata.storage_data)
+        except ValueError as error:
+            complaints.append(f"{key}: {error}")
+        dtype = str(stored.properties.dtype).removeprefix("torch.")
+        headers[name] = TensorHeader(name=name, shape=tuple(stored.size), dtype=dtype)
+    return headers, chunks, complaints
 
 
 def _chunks(key: str, stored: TensorStorageMetadata, storage: Mapping[Any, Any]) -> list[_Chunk]:

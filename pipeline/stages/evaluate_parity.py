@@ -9,13 +9,11 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-import jax
-
 from converters.parity import TensorAgreement, compare_tensors, load_pair
 from pipeline.data.packed import PackedDataset
 from pipeline.errors import ParameterError, StageError
 from pipeline.evaluation.comparison import Comparison, charts, compare, rows_per_batch
-from pipeline.evaluation.flax_predictor import FlaxPredictor
+from pipeline.evaluation.flax_predictor import FlaxPredictor, choose_device
 from pipeline.evaluation.held_out import check_language, spread_rows
 from pipeline.evaluation.torch_predictor import TorchPredictor
 from pipeline.stages.parameters import EvaluateParityParameters
@@ -52,7 +50,7 @@ def run(context: StageContext[EvaluateParityParameters]) -> StageResult:
     rows = spread_rows(dataset.num_rows("validation"), count=given.num_sequences)
     prompt_rows = spread_rows(dataset.num_rows("validation"), count=given.num_prompts)
     batch = min(len(rows), rows_per_batch(dataset.sequence_length, vocabulary=int(pair.config["vocab_size"])))
-    candidate = FlaxPredictor(pair.candidate, device=jax.devices("cpu")[0], batch_sequences=batch)
+    candidate = FlaxPredictor(pair.candidate, device=choose_device("cpu")[0], batch_sequences=batch)
     try:
         comparison = compare(
             TorchPredictor(pair.reference),

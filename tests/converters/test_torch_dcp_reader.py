@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import random
 import re
 import socket
 from pathlib import Path
@@ -161,6 +162,38 @@ def test_metadata_cannot_run_code(saved, monkeypatch):
     with pytest.raises(CheckpointError, match=r"posix\.mkdir, which no DCP metadata holds"):
         open_source(saved)
     assert not (saved / "trapped").exists()
+
+
+def test_damaged_bytes_never_pass_and_never_crash(saved):
+    """Random flips and cuts of a shard: the right numbers or an error that names the file."""
+    path = shard(saved)
+    content = path.read_bytes()
+    expected = {name: open_source(saved).read(name).tobytes() for name in STATE}
+    rng = random.Random(0)
+    outcomes = set()
+    for _ in range(150):
+        damaged = bytearray(content)
+        for _ in range(rng.choice([1, 2, 8])):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        if rng.random() < 0.2:
+            del damaged[rng.randrange(len(damaged)) :]
+        path.write_bytes(damaged)
+        try:
+            source = open_source(saved)
+            outcomes.add({name: source.read(name).tobytes() for name in STATE} == expected)
+        except CheckpointError as error:
+            assert path.name in str(error)
+            outcomes.add("error")
+    assert outcomes == {True, "error"}  # a flip in the optimizer's bytes or in padding changes nothing
+
+
+def test_metadata_of_the_wrong_form_is_named(saved):
+    path = saved / "dcp" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    del metadata.state_dict_metadata["model.norm.weight"].properties
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match=r"\.metadata: damaged DCP metadata: AttributeError"):
+        open_source(saved)
 
 
 def test_lost_part_of_a_tensor_is_an_error(saved):
