@@ -101,20 +101,17 @@ def take_step(session: Session, step: int) -> StepOutcome:
     return StepOutcome(loss_sum=total, gradient_norm=norm, learning_rate=learning_rate)
 
 
-def _run(session: Session, reporter: Reporter) -> TrainResult:
+def advance(
+    session: Session, reporter: Reporter, *, state: TrainingState, until: int
+) -> tuple[TrainingState, CheckpointCommit | None]:
+    """Take the steps from `state.step` to `until`, with the reports, validations and checkpoints that are due.
+
+    Returns:
+        The state at the last observed step, and the newest commit made here.
+    """
     config = session.config
-    resumed = session.checkpointer.resume(reporter, identity=config.identity())
-    if resumed is None:
-        initial = _validate(session)
-        reporter.metrics({"validation_loss": initial, "initial_validation_loss": initial}, step=0)
-        state = _state(session, step=0, train_loss=math.nan, validation=initial, initial=initial)
-        commit = None
-    else:
-        state, commit = resumed.state, resumed.commit
-        reporter.note(f"resumed from the checkpoint of step {state.step}")
-    first_step = state.step
-    reporter.progress(first_step, total=config.steps, unit="steps", note=_start_note(session, first_step))
-    for step in range(first_step, config.steps):
+    commit: CheckpointCommit | None = None
+    for step in range(state.step, until):
         session.speed.start()
         outcome = take_step(session, step)
         session.speed.stop()
@@ -130,14 +127,33 @@ def _run(session: Session, reporter: Reporter) -> TrainResult:
             validation = _validate(session)
             reporter.metrics({"validation_loss": validation}, step=done)
         state = _state(
-            session,
-            step=done,
-            train_loss=train_loss,
-            validation=validation,
-            initial=state.initial_validation_loss,
+            session, step=done, train_loss=train_loss, validation=validation, initial=state.initial_validation_loss
         )
         if saves:
             commit = session.checkpointer.save(state)
+    return state, commit
+
+
+def initial_state(session: Session, reporter: Reporter) -> TrainingState:
+    """The state before the first step, with the validation loss of the initial weights."""
+    initial = _validate(session)
+    reporter.metrics({"validation_loss": initial, "initial_validation_loss": initial}, step=0)
+    return _state(session, step=0, train_loss=math.nan, validation=initial, initial=initial)
+
+
+def _run(session: Session, reporter: Reporter) -> TrainResult:
+    config = session.config
+    resumed = session.checkpointer.resume(reporter, identity=config.identity())
+    if resumed is None:
+        state = initial_state(session, reporter)
+    else:
+        state = resumed.state
+        reporter.note(f"resumed from the checkpoint of step {state.step}")
+    first_step = state.step
+    reporter.progress(first_step, total=config.steps, unit="steps", note=_start_note(session, first_step))
+    state, commit = advance(session, reporter, state=state, until=config.steps)
+    if commit is None and resumed is not None:
+        commit = resumed.commit
     if commit is None:
         raise StageError("no step was run and no checkpoint exists", hint="`steps` must be at least 1")
     return TrainResult(

@@ -53,6 +53,7 @@ def validation_loss(
     model.eval()
     for first in range(0, len(padded), micro_batch_rows):
         inputs_BT, targets_BT = to_device(dataset.rows("validation", padded[first : first + micro_batch_rows]), worker)
+        targets_BT = targets_BT.clone()  # inputs and targets share memory
         targets_BT[max(0, len(mine) - first) :] = IGNORED
         total[0] += loss_sum(model, inputs_BT, targets_BT)
         total[1] += (targets_BT != IGNORED).sum()
