@@ -1,11 +1,11 @@
 """The engine as asyncio sees it.
 
-Owns the bridge from the engine's thread to one event loop. The one decision: one wake-up of the loop a step, however many
-requests the step moved.
+Owns the bridge from the engine's thread to one event loop. The one decision: one wake-up of the loop a step, however
+many requests the step moved.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from pipeline.serving.engine import Engine
 from pipeline.serving.request import Chunk, Request
@@ -19,7 +19,7 @@ class AsyncClient:
         self._loop = asyncio.get_running_loop()
         self._queues: dict[str, asyncio.Queue[Chunk]] = {}
 
-    async def stream(self, request: Request) -> AsyncIterator[Chunk]:
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Chunks until the one with `finish`; leaving early cancels the request.
 
         Raises:

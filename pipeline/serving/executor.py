@@ -101,7 +101,8 @@ class ModelExecutor:
         if not step.is_last:
             return _NO_TOKEN
         position = np.asarray([step.start + len(step.tokens)], np.int32)
-        return int(self._table[_SAMPLER](logits_BV, _sampling_rows([sampling], 1), position)[0])
+        token_B = self._table[_SAMPLER](logits_BV, _sampling_rows([sampling], 1), position)
+        return int(np.asarray(token_B)[0])  # indexing the device array would compile
 
     def decode(self, step: Decode, *, sampling: Sequence[Sampling]) -> list[list[int]]:
         """Run up to `step.steps` decode steps; each row's new tokens, which end with a stop token where one came."""

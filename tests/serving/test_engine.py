@@ -1,0 +1,281 @@
+"""The engine gives the tokens of the plain model, loses no slot, and never compiles while serving."""
+
+import functools
+import queue
+import random
+import threading
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from pipeline.serving.buckets import Buckets
+from pipeline.serving.engine import Engine, EngineUnavailable
+from pipeline.serving.metrics import Metrics
+from pipeline.serving.request import FinishReason, Request, Sampling
+
+CONTEXT = 160
+WAIT_SECONDS = 60
+
+
+@functools.partial(nnx.jit)
+def last_logits(model, tokens, length):
+    return model(tokens)[0, length - 1]
+
+
+def greedy(model, prompt, num):
+    """The plain loop: the whole sequence through the cacheless pass for every token."""
+    tokens = list(prompt)
+    for _ in range(num):
+        padded = np.zeros((1, CONTEXT), np.int32)
+        padded[0, : len(tokens)] = tokens
+        tokens.append(int(jnp.argmax(last_logits(model, padded, len(tokens)))))
+    return tokens[len(prompt) :]
+
+
+class Reader:
+    """Collects the chunks of requests."""
+
+    def __init__(self):
+        self.chunks = {}
+        self.done = queue.Queue()
+
+    def __call__(self, chunks):
+        for chunk in chunks:
+            self.chunks.setdefault(chunk.request_id, []).append(chunk)
+            if chunk.finish is not None:
+                self.done.put(chunk.request_id)
+
+    def wait(self, num):
+        for _ in range(num):
+            self.done.get(timeout=WAIT_SECONDS)
+
+    def finish(self, request_id):
+        return self.chunks[request_id][-1].finish
+
+    def text(self, request_id):
+        return "".join(chunk.text for chunk in self.chunks[request_id])
+
+
+def request(name, prompt, num, **how):
+    return Request(request_id=name, prompt=tuple(prompt), sampling=Sampling(max_tokens=num, temperature=0.0, **how))
+
+
+def prompt_of(length, seed=0):
+    return [int(token) for token in np.random.default_rng(seed).integers(1, 320, length)]
+
+
+def eventually(condition):
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+# 16 and 32 are chunk sizes, 128 an attention bucket.
+@pytest.mark.parametrize(("length", "num"), [(1, 9), (16, 5), (17, 5), (32, 3), (33, 6), (70, 4), (120, 20), (127, 8)])
+def test_one_request_has_the_tokens_of_the_plain_greedy_loop(engine, model, tokenizer, length, num):
+    reader = Reader()
+    prompt = prompt_of(length, seed=length)
+    engine.submit(request("a", prompt, num), sink=reader)
+    reader.wait(1)
+    expected = greedy(model, prompt, num)
+    assert reader.text("a") == tokenizer.decode(expected)
+    assert sum(chunk.num_tokens for chunk in reader.chunks["a"]) == num
+    assert reader.finish("a") is FinishReason.LENGTH
+
+
+def test_eight_requests_of_different_lengths_have_the_tokens_each_has_alone(engine, model, tokenizer):
+    reader = Reader()
+    wanted = {f"r{index}": (prompt_of(3 + 17 * index, seed=index), 4 + 3 * index) for index in range(8)}
+    for name, (prompt, num) in wanted.items():
+        engine.submit(request(name, prompt, num), sink=reader)
+    reader.wait(8)
+    for name, (prompt, num) in wanted.items():
+        assert reader.text(name) == tokenizer.decode(greedy(model, prompt, num)), name
+
+
+def test_a_seed_gives_the_same_text_alone_and_in_company(engine):
+    how = {"temperature": 1.0, "top_k": 50, "top_p": 0.9, "seed": 1234}
+
+    def run(company):
+        reader = Reader()
+        engine.submit(
+            Request(request_id="a", prompt=tuple(prompt_of(9)), sampling=Sampling(max_tokens=24, **how)), sink=reader
+        )
+        for index in range(company):
+            engine.submit(request(f"c{index}", prompt_of(5 + index, seed=index), 20), sink=reader)
+        reader.wait(1 + company)
+        return reader.text("a")
+
+    assert run(0) == run(3) == run(0)
+
+
+def test_a_stop_token_ends_the_completion_and_is_not_part_of_the_text(engine, model, tokenizer):
+    prompt = prompt_of(6)
+    tokens = greedy(model, prompt, 12)
+    stop = tokens[5]
+    kept = tokens[: tokens.index(stop)]
+    reader = Reader()
+    engine.submit(request("a", prompt, 12, stop_ids=(stop,)), sink=reader)
+    reader.wait(1)
+    assert reader.finish("a") is FinishReason.STOP
+    assert reader.text("a") == tokenizer.decode(kept)
+
+
+def test_a_stop_string_cuts_the_text_and_frees_the_slot(engine, model, tokenizer):
+    prompt = prompt_of(6)
+    whole = tokenizer.decode(greedy(model, prompt, 40))
+    stop = whole[10:13]
+    reader = Reader()
+    engine.submit(request("a", prompt, 40, stop=(stop,)), sink=reader)
+    reader.wait(1)
+    assert reader.text("a") == whole[: whole.index(stop)]
+    assert reader.finish("a") is FinishReason.STOP
+    eventually(lambda: engine.why_unbalanced() is None)
+
+
+def test_three_hundred_random_aborts_leave_slots_and_queue_exact(engine, model, tokenizer):
+    rng = random.Random(7)
+    reader = Reader()
+    names = [f"r{index}" for index in range(300)]
+
+    def abort():
+        for name in names:
+            if rng.random() < 0.8:
+                time.sleep(rng.random() * 0.001)
+                engine.cancel(name)
+
+    for index, name in enumerate(names):
+        engine.submit(request(name, prompt_of(1 + index % 90, seed=index), 1 + index % 40), sink=reader)
+    thread = threading.Thread(target=abort)
+    thread.start()
+    reader.wait(300)
+    thread.join()
+    eventually(lambda: engine.why_unbalanced() is None)
+    finishes = [reader.finish(name) for name in names]
+    assert finishes.count(FinishReason.ABORT) == engine.metrics.value("aborted_requests_total", label="client") > 20
+    assert finishes.count(FinishReason.LENGTH) > 10
+    assert engine.metrics.value("num_requests_running") == 0
+    assert engine.metrics.value("kv_cache_usage_perc") == 0
+    prompt = prompt_of(40, seed=99)
+    engine.submit(request("after", prompt, 10), sink=reader)
+    reader.wait(1)
+    assert reader.text("after") == tokenizer.decode(greedy(model, prompt, 10))
+
+
+def test_nothing_compiles_after_warm_up_whatever_the_shapes(engine):
+    rng = random.Random(3)
+    reader = Reader()
+    for index in range(40):
+        length = rng.randint(1, 150)
+        how = {"top_k": rng.choice([0, 5]), "top_p": rng.choice([1.0, 0.5]), "seed": index}
+        sampling = Sampling(max_tokens=rng.randint(1, CONTEXT - length), temperature=rng.choice([0.0, 0.7]), **how)
+        engine.submit(Request(request_id=str(index), prompt=tuple(prompt_of(length)), sampling=sampling), sink=reader)
+        time.sleep(rng.random() * 0.01)
+    reader.wait(40)
+    assert engine.status().num_compiles_while_serving == 0
+    assert engine.status().failure is None
+
+
+def test_a_compile_on_the_engine_thread_is_counted_and_fails_a_strict_engine(executor, tokenizer):
+    class Compiling:
+        buckets = executor.buckets
+
+        def warm_up(self, *, on_progress=None):
+            return 0.0
+
+        def prefill(self, step, *, sampling):
+            nnx.jit(lambda x: x * 3 + len(step.tokens))(jnp.ones(17)).block_until_ready()
+            return 5
+
+        decode = None
+
+    metrics = Metrics(model="tiny")
+    made = Engine(Compiling(), decoder=tokenizer, limits=executor._limits, metrics=metrics, strict=True)
+    made.start()
+    reader = Reader()
+    made.submit(request("a", [1, 2], 1), sink=reader)
+    reader.wait(1)
+    eventually(lambda: made.status().failure is not None)
+    assert metrics.value("compile_events_total", label="serving") >= 1
+    assert "compiles after warm-up" in made.status().failure
+
+
+def test_an_exception_inside_one_request_fails_that_request_alone(executor, warm, model, tokenizer):
+    good, bad = prompt_of(5, seed=1), prompt_of(5, seed=2)
+    good_tokens, bad_tokens = greedy(model, good, 12), greedy(model, bad, 12)
+    poison = next(token for token in bad_tokens if token not in good_tokens)
+
+    class Touchy:
+        def decode(self, ids, *, skip_special_tokens=True):
+            if poison in ids:
+                raise LookupError("no text for this token")
+            return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    made = Engine(warm(executor), decoder=Touchy(), limits=executor._limits, metrics=Metrics(model="tiny"))
+    made.start()
+    reader = Reader()
+    made.submit(request("bad", bad, 12), sink=reader)
+    made.submit(request("good", good, 12), sink=reader)
+    reader.wait(2)
+    assert reader.finish("bad") is FinishReason.ERROR
+    assert "no text for this token" in reader.chunks["bad"][-1].error
+    assert reader.text("good") == tokenizer.decode(good_tokens)
+    assert made.status().failure is None
+    eventually(lambda: made.why_unbalanced() is None)
+    made.stop(drain_seconds=1)
+
+
+class Failing:
+    """A device that fails at a given decode call."""
+
+    def __init__(self, buckets: Buckets):
+        self.buckets = buckets
+
+    def warm_up(self, *, on_progress=None):
+        return 0.0
+
+    def prefill(self, step, *, sampling):
+        return 3
+
+    def decode(self, step, *, sampling):
+        raise MemoryError("out of device memory")
+
+
+def test_a_failing_device_fails_every_request_and_the_health_and_never_hangs(executor, tokenizer):
+    made = Engine(Failing(executor.buckets), decoder=tokenizer, limits=executor._limits, metrics=Metrics(model="tiny"))
+    made.start()
+    reader = Reader()
+    for index in range(6):
+        made.submit(request(str(index), [1, 2, 3], 8), sink=reader)
+    reader.wait(6)
+    assert {reader.finish(str(index)) for index in range(6)} == {FinishReason.ERROR}
+    assert "out of device memory" in made.status().failure
+    assert not made.status().is_ready
+    with pytest.raises(EngineUnavailable, match="out of device memory"):
+        made.submit(request("late", [1], 1), sink=reader)
+
+
+def test_draining_finishes_what_runs_and_takes_nothing_new(executor, tokenizer, engine):
+    reader = Reader()
+    engine.submit(request("a", prompt_of(20), 100), sink=reader)
+    stopping = threading.Thread(target=lambda: engine.stop(drain_seconds=WAIT_SECONDS))
+    stopping.start()
+    eventually(lambda: not engine.status().is_ready)
+    with pytest.raises(EngineUnavailable, match="shutting down"):
+        engine.submit(request("b", [1], 1), sink=reader)
+    stopping.join()
+    assert reader.finish("a") is FinishReason.LENGTH
+
+
+def test_a_full_queue_refuses(executor, tokenizer, engine):
+    reader = Reader()
+    with pytest.raises(EngineUnavailable, match="wait already"):
+        for index in range(1000):
+            engine.submit(request(str(index), prompt_of(100), 50), sink=reader)
+    for index in range(1000):
+        engine.cancel(str(index))
+    eventually(lambda: engine.why_unbalanced() is None)
