@@ -1,0 +1,61 @@
+"""`data.text` as the runner calls it."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.data.packed import PackedDataset
+from pipeline.errors import ParameterError
+from pipeline.stages.data_text import run
+from pipeline.stages.parameters import DataTextParameters
+from pipeline.stages.registry import KINDS
+
+STDLIB_CPU_SECONDS = 15.0
+"""Measured: 3 to 4 s of wall clock on two idle cores; CPU time does not depend on what else the machine does."""
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    directory = tmp_path / "texts"
+    directory.mkdir()
+    for number in range(20):
+        (directory / f"{number}.txt").write_text(f"The quick brown fox {number} jumps over the lazy dog. " * 40)
+    return directory
+
+
+def test_it_writes_a_dataset_and_the_metrics_of_its_kind(stage_context, texts: Path) -> None:
+    parameters = DataTextParameters(source="texts", vocabulary_size=300, sequence_length=16)
+    context = stage_context(parameters, {})
+    result = run(context)
+    dataset = PackedDataset.open(context.output_root / "dataset")
+    assert set(result.metrics) == set(KINDS["data.text"].default_metrics)
+    assert result.metrics["num_documents"] == 20
+    assert result.metrics["num_train_tokens"] == dataset.num_rows("train") * 16
+    assert result.metrics["vocabulary_size"] == dataset.vocabulary_size <= 300
+    kinds = [report.kind for report in context.reporter.drain()]
+    assert "dataset" in kinds
+    assert "progress" in kinds
+
+
+def test_a_vocabulary_that_the_text_cannot_fill_is_said(stage_context, texts: Path) -> None:
+    context = stage_context(DataTextParameters(source="texts", vocabulary_size=5000, sequence_length=16), {})
+    result = run(context)
+    notes = [report.payload["text"] for report in context.reporter.drain() if report.kind == "note"]
+    assert notes == [f"the text has pairs for {int(result.metrics['vocabulary_size'])} tokens only; 5000 were asked"]
+
+
+def test_a_missing_source_ends_with_exit_code_2(stage_context) -> None:
+    with pytest.raises(ParameterError, match="no such file or directory") as caught:
+        run(stage_context(DataTextParameters(source="absent.txt"), {}))
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.slow
+def test_the_standard_library_is_packed_in_seconds(stage_context) -> None:
+    context = stage_context(DataTextParameters(), {})
+    started = time.process_time()
+    result = run(context)
+    assert time.process_time() - started < STDLIB_CPU_SECONDS
+    assert result.metrics["num_train_tokens"] > 1_000_000
+    assert result.metrics["vocabulary_size"] == 4096
