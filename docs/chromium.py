@@ -12,6 +12,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -82,6 +83,16 @@ class Page:
                 raise TimeoutError(f"not within {timeout_seconds:.0f} s: {expression}; the page shows: {text!r}")
             time.sleep(0.1)
 
+    def settle(self, *, quiet_seconds: float = 1.0, timeout_seconds: float = 20.0) -> None:
+        """Wait until the page has asked for nothing and changed nothing for a while."""
+        deadline = time.monotonic() + timeout_seconds
+        state, since = None, time.monotonic()
+        while time.monotonic() < deadline and time.monotonic() - since < quiet_seconds:
+            now = (len(self.requests), self.evaluate("document.body.innerHTML.length"))
+            if now != state:
+                state, since = now, time.monotonic()
+            time.sleep(0.1)
+
     def resize(self, width: int, height: int, *, scale: float = 1.0) -> None:
         """Set the size of the window in CSS pixels, and how many picture pixels each is."""
         self.send(
@@ -123,11 +134,21 @@ def open_page(*, program: str | None = None) -> Iterator[Page]:
             _stop(browser)
 
 
+_MOVE_DESCRIPTORS = """
+import fcntl, os, sys
+reads, writes = (fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3])
+os.dup2(reads, 3)
+os.dup2(writes, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""A shell would do, but dash takes no descriptor above 9."""
+
+
 def _start(program: str, profile: str, *, reads: int, writes: int) -> subprocess.Popen[bytes]:
-    """Start the browser with `reads` and `writes` as its file descriptors 3 and 4, which a shell arranges."""
+    """Start the browser with `reads` and `writes` as its file descriptors 3 and 4."""
     command = [program, *FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"]
     return subprocess.Popen(
-        ["sh", "-c", f'exec "$@" 3<&{reads} 4>&{writes}', "sh", *command],
+        [sys.executable, "-c", _MOVE_DESCRIPTORS, str(reads), str(writes), *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

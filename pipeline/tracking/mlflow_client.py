@@ -19,11 +19,10 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from pipeline.tracking.delivery import RefusedError, ServerAwayError
-from pipeline.tracking.mlflow_settings import apply_client_settings
+from pipeline.tracking.mlflow_settings import SQLITE, apply_client_settings
 from pipeline.tracking.redaction import scrub
 
 _AWAY_CODES = frozenset({"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED"})
-_SQLITE = "sqlite:///"
 
 
 def open_client(uri: str) -> MlflowClient:
@@ -35,8 +34,8 @@ def open_client(uri: str) -> MlflowClient:
     """
     apply_client_settings()  # again: importing MLflow configures its own loggers
     with translated(uri):
-        if uri.startswith(_SQLITE):
-            Path(uri.removeprefix(_SQLITE)).parent.mkdir(parents=True, exist_ok=True)
+        if uri.startswith(SQLITE):
+            Path(uri.removeprefix(SQLITE)).parent.mkdir(parents=True, exist_ok=True)
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 

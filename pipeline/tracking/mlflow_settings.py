@@ -7,9 +7,13 @@ imported (it starts its telemetry on import) and only where the user's environme
 import logging
 import os
 
+SQLITE = "sqlite:///"
+DATABASE_FILE = "mlflow.db"
+ARTIFACT_DIRECTORY = "mlflow-artifacts"
+"""Where the default tracker keeps its database and artifacts, in the store's directory."""
 CLIENT_SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",

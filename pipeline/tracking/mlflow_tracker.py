@@ -22,7 +22,7 @@ from pipeline.tracking.delivery import (
     StartRun,
     Writer,
 )
-from pipeline.tracking.mlflow_settings import apply_client_settings
+from pipeline.tracking.mlflow_settings import ARTIFACT_DIRECTORY, DATABASE_FILE, SQLITE, apply_client_settings
 from pipeline.tracking.parameter_table import flatten
 from pipeline.tracking.system_metrics import SystemSampler
 from pipeline.tracking.view import RunStatus, RunView, StageView
@@ -133,12 +133,12 @@ def store_tracker(
 
 def sqlite_uri(store_directory: Path) -> str:
     """`sqlite:///<store>/mlflow.db`."""
-    return f"sqlite:///{store_directory.absolute() / 'mlflow.db'}"
+    return f"{SQLITE}{store_directory.absolute() / DATABASE_FILE}"
 
 
 def artifact_root(store_directory: Path) -> str:
     """`<store>/mlflow-artifacts`, where the artifacts of the SQLite default lie."""
-    return str(store_directory.absolute() / "mlflow-artifacts")
+    return str(store_directory.absolute() / ARTIFACT_DIRECTORY)
 
 
 class _LazyRegistry:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.errors import TrackingError, UsageError
+from pipeline.tracking.mlflow_settings import ARTIFACT_DIRECTORY, SQLITE
 from pipeline.tracking.redaction import scrub
 
 LOOPBACK = "127.0.0.1"
@@ -30,9 +31,20 @@ UI_SETTINGS: Mapping[str, str] = {
 }
 
 
+def training_address(url: str) -> str:
+    """Where a person should start: the experiments as model training, not as traces of an agent."""
+    return f"{url}/#/experiments?workflowType=machine_learning"
+
+
 def ui_command(uri: str, *, host: str = LOOPBACK, port: int) -> list[str]:
-    """The command that serves MLflow's interface on the backend store `uri`."""
+    """The command that serves MLflow's interface on the backend store `uri`.
+
+    What is uploaded through a server on an SQLite file goes beside that file; MLflow's own default would be the
+    directory in which the command happened to be typed.
+    """
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
+    if uri.startswith(SQLITE):
+        command += ["--artifacts-destination", str(Path(uri.removeprefix(SQLITE)).parent / ARTIFACT_DIRECTORY)]
     return [*command, "--host", host, "--port", str(port), "--workers", "1"]
 
 

@@ -75,6 +75,7 @@ class MlflowWriter:
         self._experiments: dict[str, str] = {}
         self._notes: dict[AttemptKey, list[str]] = {}
         self._incomplete: set[AttemptKey] = set()
+        self._described: set[str] = set()
         self._actions: Mapping[type, Callable[[Any], None]] = {
             StartRun: self._start_run,
             StartAttempt: self._start_attempt,
@@ -106,11 +107,16 @@ class MlflowWriter:
         parent = self._parent(run.run_id)
         self._client.update_run(parent, status="RUNNING")
         self._client.set_tag(parent, "pipeline.status", RunStatus.RUNNING.value)
+        self._describe(parent, run)
+
+    def _describe(self, parent: str, run: RunView) -> None:
+        """What the run was given; by whichever call comes through first."""
         table = flatten(run.parameters)
         self._log(parent, params=entities.params(table))
         self._client.log_dict(parent, table, "parameters.json")
         if run.flow_text:
             self._client.log_text(parent, scrub(run.flow_text), "flow.yaml")
+        self._described.add(run.run_id)
 
     def _start_attempt(self, call: StartAttempt) -> None:
         child = self._child((call.run_id, call.stage.name, call.attempt), call.stage)
@@ -188,6 +194,8 @@ class MlflowWriter:
     def _finish_run(self, call: FinishRun) -> None:
         run = call.run
         parent = self._parent(run.run_id)
+        if run.run_id not in self._described:
+            self._describe(parent, run)
         ended_at = run.ended_at or time.time()
         metrics = [
             Metric(entities.entity_name(f"{stage.name}/{name}"), float(value), int(ended_at * 1000), 0)

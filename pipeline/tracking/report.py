@@ -226,7 +226,7 @@ def _stage(stage: StageView, run: RunView) -> str:
     pairs = [
         _part("Metrics", facts_table(dict(stage.metrics))) if stage.metrics else "",
         _part("Facts", facts_table(dict(stage.facts))) if stage.facts else "",
-        _part("Identity", _identity(stage)),
+        _part("Identity", _identity(stage)) if stage.fingerprint else "",
     ]
     parts.append(f'<div class="pairs">{"".join(f"<div>{pair}</div>" for pair in pairs if pair)}</div>')
     return (
@@ -241,7 +241,7 @@ def _part(title: str, body: str) -> str:
 
 
 def _identity(stage: StageView) -> str:
-    rows = {"fingerprint": stage.fingerprint or NOTHING} | {
+    rows = {"fingerprint": stage.fingerprint or ""} | {
         f"digest of {name}": value for name, value in stage.digests.items()
     }
     if stage.producer_run_id:

@@ -152,6 +152,8 @@ def number_text(value: float, *, digits: int = 4) -> str:
     if size >= 1e9 or size < 1e-3:
         mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
         return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
-    if size >= 10 ** (digits - 1):
-        return f"{value:,.0f}" if size >= 10_000 else f"{value:,.1f}".removesuffix(".0")
+    if size >= 1000:
+        decimals = max(0, digits - len(str(int(size))))
+        text = f"{value:,.{decimals}f}"
+        return text.rstrip("0").rstrip(".") if decimals else text
     return f"{value:.{digits}g}"

@@ -1,4 +1,7 @@
+import os
+
 import pytest
+from browser import chromium
 
 from pipeline.tracking.mlflow_tracker import sqlite_uri, store_tracker
 
@@ -23,3 +26,12 @@ def mlflow_tracker(mlflow_store):
     yield tracker
     tracker.close(timeout_seconds=30)
     assert tracker.last_error == ""
+
+
+@pytest.fixture(scope="module")
+def page():
+    if chromium.find_chromium() is None:
+        assert os.environ.get("PIPELINE_REQUIRE_BROWSER") != "1", "PIPELINE_REQUIRE_BROWSER=1, but there is no Chromium"
+        pytest.skip("no Chromium on this machine")
+    with chromium.open_page() as opened:
+        yield opened
