@@ -17,7 +17,7 @@ from pipeline.cli.trackers import default_tracking_uri
 from pipeline.errors import UsageError, nearest_name
 
 BENCHES: Mapping[str, str] = {"train": "pipeline.diagnostics.bench_train:run"}
-BENCH_LOG = "pipeline.tracking.bench_log:log_bench"
+BENCH_LOG = "pipeline.tracking.mlflow_bench:log_bench"
 
 
 def bench(*, name: str, rounds: int, store: str | None, as_json: bool, no_tracking: bool) -> int:
@@ -31,7 +31,9 @@ def bench(*, name: str, rounds: int, store: str | None, as_json: bool, no_tracki
     value = result.to_json()
     if not no_tracking:
         place = find_place(start=Path.cwd(), store=store)
-        _load(BENCH_LOG)(default_tracking_uri(place), name=name, result=value)
+        root = None if place.tracking_uri else str(place.state_directory / "mlflow-artifacts")
+        place.state_directory.mkdir(parents=True, exist_ok=True)
+        _load(BENCH_LOG)(default_tracking_uri(place), artifact_root=root, name=name, result=value)
     if as_json:
         print_json(value)
     else:

@@ -4,6 +4,8 @@ Owns what these verbs print at the end, and Ctrl-C. The one decision: the first 
 order, with the true status everywhere; the second one ends the process.
 """
 
+import contextlib
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -81,6 +83,7 @@ def rerun(
 
 
 def _run(flow: Flow, *, place: Place, options: RunOptions, no_tracking: bool, as_json: bool) -> int:
+    _log_to_file(place.state_directory, verbose=options.verbose)
     observer = make_observer(as_json=as_json)
     try:
         with _interrupts() as is_interrupted:
@@ -96,6 +99,17 @@ def _run(flow: Flow, *, place: Place, options: RunOptions, no_tracking: bool, as
     if not as_json:
         _say_end(result, options=options)
     return _exit_code(result)
+
+
+def _log_to_file(directory: Path, *, verbose: bool) -> None:
+    """Log lines of libraries and of the tracker go to a file, so that they do not break into the live view."""
+    handlers: list[logging.Handler] = [logging.NullHandler()]
+    with contextlib.suppress(OSError):  # a store that cannot be written is told by the store itself, better
+        directory.mkdir(parents=True, exist_ok=True)
+        handlers = [logging.FileHandler(directory / "driver.log", delay=True)]
+    if verbose:
+        handlers.append(logging.StreamHandler())
+    logging.basicConfig(level=logging.INFO, handlers=handlers, format="%(asctime)s %(name)s %(levelname)s %(message)s")
 
 
 def _tracker_maker(place: Place, *, no_tracking: bool) -> Callable[[Store], Tracker]:

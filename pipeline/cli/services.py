@@ -12,6 +12,7 @@ from pipeline.cli.text import make_console, print_json
 from pipeline.cli.trackers import default_tracking_uri
 from pipeline.cluster.head import free_port, stop_head
 from pipeline.tracking.mlflow_ui import serve_ui
+from pipeline.tracking.redaction import scrub
 
 UI_PORT = 5000
 
@@ -22,7 +23,7 @@ def ui(*, store: str | None, port: int | None, host: str) -> int:
     uri = default_tracking_uri(place)
     console = make_console()
     place.state_directory.mkdir(parents=True, exist_ok=True)
-    console.print(f"starting MLflow's UI on {escape(uri)}")
+    console.print(f"starting MLflow's UI on {escape(scrub(uri))}")
     return serve_ui(
         uri,
         host=host,

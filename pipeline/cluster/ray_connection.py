@@ -7,6 +7,7 @@ the user asks for it.
 import logging
 import os
 import signal
+import socket
 import threading
 
 import ray
@@ -15,6 +16,7 @@ from pipeline.cluster.capacity import Capacity
 from pipeline.errors import ClusterError
 
 NAMESPACE = "pipeline"
+REACH_SECONDS = 5.0
 
 
 def connect(address: str, *, verbose: bool) -> Capacity:
@@ -23,6 +25,7 @@ def connect(address: str, *, verbose: bool) -> Capacity:
     Raises:
         ClusterError: nobody answers at the address.
     """
+    _check_reachable(address)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # leave CUDA_VISIBLE_DEVICES of CPU stages alone
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -48,6 +51,20 @@ def connect(address: str, *, verbose: bool) -> Capacity:
         memory_bytes=int(totals.get("memory", 0)),
         source=f"the Ray cluster at {address}",
     )
+
+
+def _check_reachable(address: str) -> None:
+    """Ray retries an address where nobody listens for minutes; a TCP connection tells in seconds."""
+    host, _, port = address.rpartition(":")
+    hint = "check the address, or leave it out to use a local head"
+    if not host or not port.isdigit() or "://" in address:
+        raise ClusterError(f"{address!r} is no address of a Ray cluster; it is written HOST:PORT", hint=hint)
+    try:
+        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
+    except OSError as error:
+        raise ClusterError(
+            f"nobody answers at {address} within {REACH_SECONDS:g} s: {error.strerror or error}", hint=hint
+        ) from error
 
 
 def available() -> dict[str, float]:

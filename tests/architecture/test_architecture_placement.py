@@ -1,0 +1,136 @@
+"""Heavy packages are imported only in the files named for them, and files stay readable."""
+
+import ast
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+FILES = sorted((*PROJECT.glob("pipeline/**/*.py"), *PROJECT.glob("converters/**/*.py")))
+
+# Package -> where it may be imported; the inventory of heavy files.
+ALLOWED = {
+    "torch": (
+        "pipeline/training/*.py",
+        "pipeline/evaluation/torch_*.py",
+        "pipeline/diagnostics/bench_train.py",
+        "converters/torch_*.py",
+        "converters/parity.py",
+    ),
+    "transformers": (
+        "pipeline/training/*.py",
+        "pipeline/evaluation/torch_*.py",
+        "pipeline/diagnostics/bench_train.py",
+        "converters/torch_*.py",
+    ),
+    "jax": (
+        "pipeline/models/*.py",
+        "pipeline/serving/*.py",
+        "pipeline/evaluation/flax_*.py",
+        "pipeline/stages/evaluate_*.py",
+        "converters/flax_*.py",
+        "converters/parity.py",
+    ),
+    "flax": (
+        "pipeline/models/*.py",
+        "pipeline/serving/*.py",
+        "pipeline/evaluation/flax_*.py",
+        "converters/flax_*.py",
+        "converters/parity.py",
+    ),
+    "orbax": ("pipeline/models/checkpoint.py",),
+    "ray": ("*/ray_*.py",),
+    "mlflow": ("pipeline/tracking/mlflow_*.py",),
+    "onnx": ("converters/onnx_*.py",),
+    "fsspec": ("pipeline/artifacts/fsspec_store.py", "pipeline/data/remote.py", "pipeline/training/*.py"),
+}
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(PROJECT).as_posix()
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module.partition(".")[0]
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_heavy_packages_are_imported_only_where_they_belong(path: Path) -> None:
+    names = set(imported(ast.parse(path.read_text())))
+    for name in names & set(ALLOWED):
+        assert any(fnmatch(relative(path), pattern) for pattern in ALLOWED[name]), f"{name} in {relative(path)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_imports_stand_at_the_top(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    inside = [
+        f"{relative(path)}:{node.lineno}"
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    assert inside == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_every_module_says_what_it_owns(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_files_and_functions_hold_one_idea(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= MAX_FILE_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= MAX_FUNCTION_LINES, f"{relative(path)}:{node.lineno} {node.name} has {length} lines"
+
+
+def test_no_file_is_called_by_what_it_is_not() -> None:
+    refused = {"utils", "helpers", "common", "base", "manager", "misc"}
+    assert [relative(path) for path in FILES if path.stem in refused] == []
+
+
+def test_only_the_command_line_prints() -> None:
+    printing = [
+        f"{relative(path)}:{node.lineno}"
+        for path in FILES
+        if not relative(path).startswith("pipeline/cli/")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert printing == []
+
+
+def test_broad_excepts_stand_only_at_process_boundaries() -> None:
+    boundaries = {
+        "pipeline/cli/main.py",
+        "pipeline/execution/worker.py",
+        "pipeline/tracking/delivery.py",
+        "pipeline/serving/engine.py",
+        "pipeline/serving/engine_thread.py",
+        "pipeline/training/failure.py",
+        "pipeline/training/worker.py",
+        "pipeline/training/spawn.py",
+    }
+    found = [
+        f"{relative(path)}:{node.lineno}"
+        for path in FILES
+        if relative(path) not in boundaries
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or (isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")))
+        and not any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+    ]
+    assert found == []

@@ -1,0 +1,80 @@
+"""kill -9 at bad moments: the run recovers, or says what happened and can be taken up."""
+
+import json
+import signal
+import time
+
+import pytest
+from flow_project import FLOW, end, events_until, has_committed_step
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
+LONG = FLOW.replace("steps: 12", "steps: 60")
+
+
+@pytest.fixture(scope="module")
+def project(make_project):
+    return make_project(LONG)
+
+
+def finished(process):
+    lines = [json.loads(line) for line in process.communicate(timeout=280)[0].splitlines() if line.startswith("{")]
+    return process.returncode, lines
+
+
+def test_a_killed_stage_worker_is_replaced_and_training_goes_on_from_its_commit(project) -> None:
+    process = project.start("run", "flow.yaml")
+    events_until(process, has_committed_step(12))
+    project.find_process("ray::StageWorker").kill()
+    code, _ = finished(process)
+    assert code == 0
+    (view,) = project.json("runs")[:1]
+    train = next(stage for stage in project.json("show", view["run_id"])["stages"] if stage["name"] == "train")
+    assert [attempt["status"] for attempt in train["attempts"]] == ["FAILED", "DONE"]
+    assert train["attempts"][0]["failure_class"] == "infra"
+    assert "process died" in train["attempts"][0]["error"]
+    assert train["metrics"]["resumed_from_step"] >= 8
+
+
+def test_a_killed_rank_is_replaced_inside_the_attempt(project) -> None:
+    process = project.start("run", "flow.yaml", "-P", "learning_rate=2e-3")
+    events_until(process, has_committed_step(12))
+    project.find_process("ray::RayTrainWorker").kill()
+    code, _ = finished(process)
+    assert code == 0
+    view = project.json("show", "latest")
+    train = next(stage for stage in view["stages"] if stage["name"] == "train")
+    assert [attempt["status"] for attempt in train["attempts"]] == ["DONE"]
+    assert train["metrics"]["resumed_from_step"] >= 8
+    assert next(stage for stage in view["stages"] if stage["name"] == "data")["status"] == "REUSED"
+
+
+def test_a_killed_driver_is_seen_as_crashed_and_the_run_is_taken_up(project) -> None:
+    process = project.start("run", "flow.yaml", "-P", "learning_rate=1e-3")
+    events_until(process, has_committed_step(12))
+    assert end(process) == -signal.SIGKILL
+    crashed = project.json("runs")[0]
+    assert crashed["status"] == "CRASHED"
+    assert "pipeline rerun" in crashed["error"]
+    project.run("rerun", crashed["run_id"])
+    view = project.json("show", crashed["run_id"])
+    assert view["status"] == "DONE"
+    train = next(stage for stage in view["stages"] if stage["name"] == "train")
+    assert train["metrics"]["resumed_from_step"] >= 8
+    assert [attempt["status"] for attempt in train["attempts"]][-1] == "DONE"
+
+
+def test_ctrl_c_ends_in_order_and_the_next_run_goes_on_from_the_commit(project) -> None:
+    process = project.start("run", "flow.yaml", "-P", "learning_rate=4e-3")
+    events_until(process, has_committed_step(12))
+    process.send_signal(signal.SIGINT)
+    code, _ = finished(process)
+    assert code == 130
+    assert project.json("runs")[0]["status"] == "INTERRUPTED"
+    deadline = time.monotonic() + 30
+    while any("RayTrainWorker" in " ".join(p.cmdline()) for p in project.head_processes() if p.is_running()):
+        assert time.monotonic() < deadline, "training ranks were left behind"
+        time.sleep(0.5)
+    project.run("run", "flow.yaml", "-P", "learning_rate=4e-3")
+    train = next(stage for stage in project.json("show", "latest")["stages"] if stage["name"] == "train")
+    assert train["metrics"]["resumed_from_step"] >= 8
