@@ -6,6 +6,7 @@ model is judged as it will be served, from the Flax artifact alone.
 
 import json
 import math
+from collections.abc import Sequence
 
 from pipeline.data.packed import PackedDataset
 from pipeline.errors import StageError
@@ -63,31 +64,11 @@ def run(context: StageContext[EvaluateLossParameters]) -> StageResult:
         "perplexity": totals.perplexity,
         "num_tokens": float(totals.num_tokens),
     }
-    reporter.figure(
-        "loss_by_position",
-        chart={
-            "title": "Validation loss by position",
-            "kind": "lines",
-            "x_label": "position",
-            "y_label": "nats a token",
-            "x_scale": "linear",
-            "y_scale": "linear",
-            "series": [
-                {
-                    "name": "Flax",
-                    "x": list(range(len(scores.loss_by_position))),
-                    "y": list(scores.loss_by_position),
-                }
-            ],
-        },
-    )
+    reporter.figure("loss_by_position", chart=_chart(scores.loss_by_position))
     reporter.metrics(metrics)
-    report = {
-        "metrics": metrics,
-        "rows": [{"row": int(row), "loss": loss} for row, loss in zip(rows, scores.loss_by_row, strict=True)],
-    }
+    by_row = [{"row": int(row), "loss": loss} for row, loss in zip(rows, scores.loss_by_row, strict=True)]
     path = context.output("report") / REPORT_FILE
-    path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps({"metrics": metrics, "rows": by_row}, indent=1, allow_nan=False) + "\n", "utf-8")
     return StageResult(
         metrics=metrics,
         facts={
@@ -98,3 +79,15 @@ def run(context: StageContext[EvaluateLossParameters]) -> StageResult:
             "sequence_length": dataset.sequence_length,
         },
     )
+
+
+def _chart(loss_by_position: Sequence[float]) -> dict[str, object]:
+    return {
+        "title": "Validation loss by position",
+        "kind": "lines",
+        "x_label": "position",
+        "y_label": "nats a token",
+        "x_scale": "linear",
+        "y_scale": "linear",
+        "series": [{"name": "Flax", "x": list(range(len(loss_by_position))), "y": list(loss_by_position)}],
+    }

@@ -120,6 +120,7 @@ def test_broad_excepts_stand_only_at_process_boundaries() -> None:
         "pipeline/tracking/delivery.py",
         "pipeline/serving/engine.py",
         "pipeline/serving/engine_thread.py",
+        "pipeline/training/checkpoint.py",
         "pipeline/training/failure.py",
         "pipeline/training/worker.py",
         "pipeline/training/spawn.py",
