@@ -1,8 +1,8 @@
 """The Llama family in Flax NNX: one forward pass for parity, export and serving.
 
-Owns the config and the module tree, whose leaf paths are the target of the conversion rules. Knows nothing of
-checkpoints, requests or scheduling. The one decision: the pass with a key-value cache and the pass without are the same
-code; the cache only changes where keys and values are read from.
+Owns the module tree, whose leaf paths are the target of the conversion rules. Knows nothing of checkpoints, requests or
+scheduling. The one decision: the pass with a key-value cache and the pass without are the same code; the cache only
+changes where keys and values are read from.
 
 Leaf paths: `embed_tokens.embedding` [V, D], `layers.I.attention.{q,k,v,o}_proj.kernel` [in, out],
 `layers.I.mlp.{gate,up,down}_proj.kernel`, `layers.I.{input_norm,post_attention_norm}.scale`, `norm.scale`,
@@ -12,87 +12,24 @@ Shape suffixes: B batch, T tokens, D hidden, N query heads, K key-value heads, G
 H head_dim, Q = G * T, L attended positions, P cached positions, S slots, V vocabulary, M mlp.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pipeline.errors import ParameterError
-from pipeline.models.rotary import RotaryScaling, rotate, rotation
+from pipeline.models.llama_config import LlamaConfig
+from pipeline.models.rotary import rotate, rotation
 
-ACTIVATIONS = ("silu", "swish")
+__all__ = ["Cache", "Llama", "LlamaConfig", "Projection", "empty_cache", "fuse_projections"]
+
 MASKED_SCORE = -1e30
 """Finite, so that a row without any visible key yields finite numbers instead of NaN."""
 
 Cache = tuple[tuple[jax.Array, jax.Array], ...]
 """Keys and values of each layer, [S, K, P, H]. This order is the fast one: XLA:CPU attends over 256 positions in
 0.12 ms a layer, 0.38 ms with [S, P, K, H], 0.42 ms through `jax.nn.dot_product_attention`."""
-
-_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LlamaConfig:
-    """Sizes and choices of a Llama; names are those of transformers."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    max_position_embeddings: int = 2048
-    rms_norm_eps: float = 1e-6
-    initializer_range: float = 0.02
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    rotary: RotaryScaling = field(default_factory=RotaryScaling)
-
-    @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> "LlamaConfig":
-        """Read a transformers config; an absent optional key has the default of transformers.
-
-        Raises:
-            ParameterError: a size is missing or does not divide, or the activation or rope scaling is unknown; all
-                complaints at once.
-        """
-        missing = [name for name in _REQUIRED if config.get(name) is None]
-        if missing:
-            raise ParameterError(f"model config: missing {', '.join(missing)}")
-        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-        key_value_heads = int(config.get("num_key_value_heads") or heads)
-        head_dim = int(config.get("head_dim") or hidden // max(heads, 1))
-        activation = config.get("hidden_act", "silu")
-        complaints = [f"{name} is {config[name]}, must be at least 1" for name in _REQUIRED if int(config[name]) < 1]
-        if activation not in ACTIVATIONS:
-            complaints.append(f"hidden_act is {activation!r}; allowed: {', '.join(ACTIVATIONS)}")
-        if heads % key_value_heads:
-            complaints.append(f"num_attention_heads {heads} is no multiple of num_key_value_heads {key_value_heads}")
-        if head_dim % 2:
-            complaints.append(f"head_dim {head_dim} is odd; rotary embedding needs pairs")
-        if complaints:
-            raise ParameterError("model config: " + "; ".join(complaints))
-        return cls(
-            vocab_size=int(config["vocab_size"]),
-            hidden_size=hidden,
-            intermediate_size=int(config["intermediate_size"]),
-            num_hidden_layers=int(config["num_hidden_layers"]),
-            num_attention_heads=heads,
-            num_key_value_heads=key_value_heads,
-            head_dim=head_dim,
-            max_position_embeddings=int(config.get("max_position_embeddings", 2048)),
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            initializer_range=float(config.get("initializer_range", 0.02)),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            attention_bias=bool(config.get("attention_bias", False)),
-            mlp_bias=bool(config.get("mlp_bias", False)),
-            rotary=RotaryScaling.from_config(config),
-        )
 
 
 class Projection(nnx.Module):
@@ -320,12 +257,6 @@ def empty_cache(config: LlamaConfig, *, slots: int, positions: int, dtype: Any) 
     """Zeros: one (keys, values) pair [slots, num_key_value_heads, positions, head_dim] a layer."""
     shape = (slots, config.num_key_value_heads, positions, config.head_dim)
     return tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.num_hidden_layers))
-
-
-def cache_bytes(config: LlamaConfig, *, slots: int, positions: int, bytes_per_number: int) -> int:
-    """Size of `empty_cache` in bytes."""
-    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * bytes_per_number
-    return slots * positions * per_token
 
 
 def fuse_projections(model: Llama, *, materialize_head: bool = False) -> Llama:

@@ -11,7 +11,8 @@ from typing import Any
 from flax import nnx
 
 from pipeline.errors import ParameterError, nearest_name
-from pipeline.models.llama import Llama, LlamaConfig
+from pipeline.models.llama import Llama
+from pipeline.models.llama_config import LlamaConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

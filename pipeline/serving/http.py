@@ -42,6 +42,7 @@ class Surface:
     model: ServedModel
     facts: Mapping[str, Any]
     """Of the deployment (`name`, `digest`, `version`, ...); part of `/health`."""
+    drain_seconds: float = 30.0
     created: int = field(default_factory=lambda: int(time.time()))
     client: AsyncClient | None = None
 
@@ -53,7 +54,13 @@ class Surface:
 
 
 def make_app(surface: Surface) -> Starlette:
-    """The application; every error has OpenAI's body."""
+    """The application; every error has OpenAI's body. Its shutdown drains the engine."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None, None]:
+        yield
+        await asyncio.to_thread(surface.engine.stop, drain_seconds=surface.drain_seconds)
+
     app = Starlette(
         routes=[
             Route("/v1/models", _models, methods=["GET"]),
@@ -63,6 +70,7 @@ def make_app(surface: Surface) -> Starlette:
             Route("/ready", _ready, methods=["GET"]),
             Route("/metrics", _metrics, methods=["GET"]),
         ],
+        lifespan=lifespan,
         exception_handlers={Rejected: _on_rejected, HTTPException: _on_http_error, ClientDisconnect: _on_disconnect},
     )
     app.state.surface = surface

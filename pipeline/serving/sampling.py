@@ -31,7 +31,9 @@ class SamplingRows(NamedTuple):
 def sample(logits_BV: jax.Array, *, rows: SamplingRows, positions_B: jax.Array) -> jax.Array:
     """The token of each row that goes to `positions_B`; int32 [B].
 
-    A row's random numbers depend on its seed and position alone, so its tokens are the same in any batch.
+    A row's random number depends on its seed and position alone, so its tokens are the same in any batch. It is one
+    number a row: a token is drawn where the running sum of the probabilities passes it. Gumbel noise would be one
+    number for each token of the vocabulary.
     """
     greedy_B = jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
 
@@ -40,8 +42,8 @@ def sample(logits_BV: jax.Array, *, rows: SamplingRows, positions_B: jax.Array) 
         scaled_BV = logits_BV / jnp.where(is_greedy_B, 1.0, rows.temperature_B)[:, None]
         is_cut = jnp.any((rows.top_k_B > 0) | (rows.top_p_B < 1.0))
         kept_BV = jax.lax.cond(is_cut, lambda: cut(scaled_BV, k_B=rows.top_k_B, p_B=rows.top_p_B), lambda: scaled_BV)
-        noise_BV = jax.vmap(lambda seed, position: _gumbel(seed, position, kept_BV.shape[1]))(rows.seed_B, positions_B)
-        return jnp.where(is_greedy_B, greedy_B, jnp.argmax(kept_BV + noise_BV, axis=-1).astype(jnp.int32))
+        uniform_B = jax.vmap(_uniform)(rows.seed_B, positions_B)
+        return jnp.where(is_greedy_B, greedy_B, _at_quantile(kept_BV, uniform_B=uniform_B))
 
     return jax.lax.cond(jnp.any(rows.temperature_B > 0.0), drawn, lambda: greedy_B)
 
@@ -80,6 +82,26 @@ def _largest_threshold(scores_BV: jax.Array, *, weight_BV: jax.Array, wanted_B: 
     return _unordered(jax.lax.fori_loop(0, _BITS, bit, jnp.zeros(scores_BV.shape[0], jnp.uint32)))
 
 
+def _at_quantile(scores_BV: jax.Array, *, uniform_B: jax.Array) -> jax.Array:
+    """The first token at which the running sum of the softmax exceeds `uniform_B` of its total; int32 [B]."""
+    num_tokens = scores_BV.shape[1]
+    mass_BV = jnp.exp(scores_BV - jnp.max(scores_BV, axis=-1, keepdims=True))
+    target_B = uniform_B * jnp.sum(mass_BV, axis=-1)
+    tokens_V = jnp.arange(num_tokens)
+
+    def bit(index: jax.Array, below_B: jax.Array) -> jax.Array:
+        # `below` counts tokens that lie wholly at or below the target; grown bit by bit from the highest.
+        tried_B = below_B + (jnp.int32(1) << (num_bits - 1 - index))
+        sum_B = jnp.sum(jnp.where(tokens_V < tried_B[:, None], mass_BV, 0.0), axis=-1)
+        return jnp.where((tried_B <= num_tokens) & (sum_B <= target_B), tried_B, below_B)
+
+    num_bits = num_tokens.bit_length()
+    found_B = jax.lax.fori_loop(0, num_bits, bit, jnp.zeros(scores_BV.shape[0], jnp.int32))
+    # Rounding can pass the end, or stop at a token of no mass behind the last one of some: take the last of some.
+    last_B = num_tokens - 1 - jnp.argmax(mass_BV[:, ::-1] > 0, axis=-1).astype(jnp.int32)
+    return jnp.minimum(found_B, last_B)
+
+
 def _ordered(x: jax.Array) -> jax.Array:
     """float32 to uint32 of the same order: flip all bits of a negative number, the sign bit of a positive one."""
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
@@ -91,6 +113,5 @@ def _unordered(order: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def _gumbel(seed: jax.Array, position: jax.Array, num_tokens: int) -> jax.Array:
-    key = jax.random.fold_in(jax.random.key(seed), position)
-    return jax.random.gumbel(key, (num_tokens,), jnp.float32)
+def _uniform(seed: jax.Array, position: jax.Array) -> jax.Array:
+    return jax.random.uniform(jax.random.fold_in(jax.random.key(seed), position))

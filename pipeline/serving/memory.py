@@ -1,0 +1,53 @@
+"""What a replica needs in memory, and whether that is there.
+
+Owns the arithmetic. Pure, without jax: a deployment that cannot fit is refused before a process is started for it. The
+one decision: the message shows every term, so that a reader sees which setting to lower.
+"""
+
+from dataclasses import dataclass
+
+from pipeline.models.llama_config import LlamaConfig
+
+BYTES_OF = {"float32": 4, "bfloat16": 2}
+RUNTIME_BYTES = 512 * 2**20
+"""Of the process itself: interpreter, jax and compiled code; 350 to 450 MiB measured."""
+LOADING_COPIES = 2
+"""Stored and placed weights exist together while a replica loads."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryNeed:
+    """Bytes of one replica."""
+
+    weights: int
+    cache: int
+    runtime: int = RUNTIME_BYTES
+
+    @property
+    def total(self) -> int:
+        """At the moment of loading."""
+        return LOADING_COPIES * self.weights + self.cache + self.runtime
+
+
+def memory_need(config: LlamaConfig, *, dtype: str, slots: int, context: int, device: str) -> MemoryNeed:
+    """What a replica with these settings takes; on a CPU a tied head is held twice."""
+    numbers = config.num_parameters
+    if device == "cpu" and config.tie_word_embeddings:
+        numbers += config.vocab_size * config.hidden_size
+    size = BYTES_OF[dtype]
+    return MemoryNeed(weights=numbers * size, cache=config.num_cache_numbers(slots=slots, positions=context) * size)
+
+
+def why_too_big(need: MemoryNeed, *, available: int, replicas: int, slots: int, context: int) -> str | None:
+    """The arithmetic in words where the replicas do not fit into `available` bytes, else None."""
+    if need.total * replicas <= available:
+        return None
+    return (
+        f"{replicas} replica(s) need {_gib(need.total * replicas)}: each {LOADING_COPIES} x {_gib(need.weights)} of "
+        f"weights while loading + {_gib(need.cache)} of key-value cache ({slots} slots x {context} tokens) + "
+        f"{_gib(need.runtime)} for the process; {_gib(available)} are available"
+    )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

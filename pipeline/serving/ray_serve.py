@@ -1,0 +1,243 @@
+"""Deployments on Ray Serve.
+
+Owns everything that talks to Ray Serve: the replica's actor, deploying, waiting, deleting. Loads no jax: only the
+replica's process does, after its environment is set. The one decision: a new version starts beside the old one and
+takes over when it is ready, so a version that fails never takes down the one that serves.
+"""
+
+import importlib
+import re
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ray import serve
+from ray.serve.config import HTTPOptions
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ApplicationStatus, LoggingConfig
+
+from pipeline import errors
+from pipeline.errors import ClusterError, ParameterError, PipelineError, StageError
+from pipeline.serving.replica_settings import ReplicaSettings
+
+REPLICA = "pipeline.serving.replica:Replica"
+"""By name: importing it loads jax, which only the replica's own process may, with its memory fraction set."""
+PORTS = range(8000, 8200)
+"""Where a port is looked for when the flow names none."""
+GPU_CONTEXT_FRACTION = 0.02
+"""Of a device, left to the CUDA context and its libraries, which jax's own limit does not count."""
+MAX_ONGOING_REQUESTS = 1024
+POLL_SECONDS = 0.2
+_ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Unavailable|Interrupt))(?:: (.*))?$")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoint:
+    """Where a deployment answers."""
+
+    host: str
+    port: int
+    route_prefix: str
+
+    @property
+    def url(self) -> str:
+        """Without `/v1`."""
+        return f"http://{self.host}:{self.port}{self.route_prefix.rstrip('/')}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaResources:
+    """Of each replica's actor."""
+
+    num_replicas: int
+    cpus: float
+    gpus: float
+
+
+class ServedReplica:
+    """The actor: a jitted JAX model that is its own HTTP server."""
+
+    def __init__(self, settings: ReplicaSettings) -> None:
+        module, _, name = REPLICA.partition(":")
+        self._replica = getattr(importlib.import_module(module), name)(settings)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        """The ASGI application; Ray Serve asks for it after the constructor."""
+        return self._replica.app
+
+    def check_health(self) -> None:
+        """Asked by Ray Serve every few seconds."""
+        self._replica.check_health()
+
+
+def ensure_serving(*, host: str, port: int | None) -> Endpoint:
+    """Start Ray Serve where it does not run; its HTTP address is then fixed until the cluster goes.
+
+    Raises:
+        ParameterError: Serve runs at another port than the one asked for, or that port is taken.
+    """
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is not None:
+        running = client.http_config
+        if port is not None and port != running.port:
+            raise ParameterError(
+                f"port: {port} was asked for, but Ray Serve of this cluster already listens on {running.port}",
+                hint="leave `port` out, or stop the cluster first (`pipeline down`)",
+            )
+        return Endpoint(host=_reachable(running.host), port=running.port, route_prefix="/")
+    if port is not None and not _is_free(host, port):
+        raise ParameterError(f"port: {port} is taken on this machine", hint="leave `port` out to get a free one")
+    chosen = port if port is not None else next((p for p in PORTS if _is_free(host, p)), None)
+    if chosen is None:
+        raise ClusterError(f"no free TCP port between {PORTS.start} and {PORTS.stop - 1} on this machine")
+    serve.start(http_options=HTTPOptions(host=host, port=chosen))
+    return Endpoint(host=_reachable(host), port=chosen, route_prefix="/")
+
+
+def deploy(
+    settings: ReplicaSettings, *, endpoint: Endpoint, resources: ReplicaResources, drain_seconds: float = 30.0
+) -> Endpoint:
+    """Ask Ray Serve for the deployment and return at once; `wait_until_running` waits.
+
+    A deployment of the same name is updated in place under the route it has; a new one gets `/` where that is free,
+    else `/<name>`.
+    """
+    options: dict[str, Any] = {
+        "num_cpus": resources.cpus,
+        "runtime_env": {"env_vars": replica_environment(settings, gpus=resources.gpus)},
+    }
+    if resources.gpus:
+        options["num_gpus"] = resources.gpus
+    deployment = serve.deployment(
+        serve.ingress()(ServedReplica),
+        name="engine",
+        num_replicas=resources.num_replicas,
+        ray_actor_options=options,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        graceful_shutdown_timeout_s=drain_seconds,
+        health_check_period_s=5.0,
+        max_constructor_retry_count=1,  # a model that cannot be loaded will not load the second time
+        max_surge_percent=100,  # replacements start before old replicas stop
+        logging_config=LoggingConfig(enable_access_log=False),
+    )
+    prefix = _route_prefix(settings.name)
+    serve.run_many(
+        [serve.RunTarget(target=deployment.bind(settings), name=settings.name, route_prefix=prefix)],
+        wait_for_ingress_deployment_creation=False,
+        wait_for_applications_running=False,
+    )
+    return Endpoint(host=endpoint.host, port=endpoint.port, route_prefix=prefix)
+
+
+def wait_until_running(
+    name: str,
+    *,
+    timeout_seconds: float,
+    on_progress: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Wait until every replica of the new version runs.
+
+    Raises:
+        PipelineError: the replica failed; its own error first, in its own class.
+        ClusterError: it is not ready in time.
+    """
+    deadline = clock() + timeout_seconds
+    said = ""
+    while True:
+        found = serve.status().applications.get(name)
+        if found is not None:
+            if found.status == ApplicationStatus.RUNNING:
+                return
+            if found.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
+                raise replica_error(name, _messages(found))
+            now_says = _progress(found)
+            if now_says != said:
+                on_progress(now_says)
+                said = now_says
+        if clock() > deadline:
+            raise ClusterError(
+                f"deployment {name!r} is not ready after {timeout_seconds:g} s; {said or 'Ray Serve says nothing'}",
+                hint="raise ready_timeout_seconds, or ask for less (resources, slots); the replica's log is in Ray's "
+                "log directory under serve/",
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def delete(name: str) -> None:
+    """Take a deployment down after its requests have finished; harmless where there is none."""
+    if name in serve.status().applications:
+        serve.delete(name)
+
+
+def replica_error(name: str, text: str) -> PipelineError:
+    """The replica's own error out of Ray Serve's account of it, in its own class where it is one of ours."""
+    kind, message = own_error(text)
+    named = getattr(errors, kind, None)
+    failure = named if isinstance(named, type) and issubclass(named, PipelineError) else StageError
+    shown = message if failure is not StageError else f"{kind}: {message}".strip(": ")
+    return failure(
+        f"{shown}\n  (a replica of deployment {name!r} failed to start)",
+        hint="a version that was serving before still serves; this one was not taken",
+    )
+
+
+def own_error(text: str) -> tuple[str, str]:
+    """(class name, message) of the last exception in a traceback text; ("", text) where there is none."""
+    lines = text.splitlines()
+    for index in range(len(lines) - 1, -1, -1):
+        match = _ERROR_LINE.match(lines[index].strip())
+        if match is not None:
+            rest = [line for line in lines[index + 1 :] if line.strip()]
+            return match[1], "\n".join([match[2] or "", *rest]).strip()
+    return "", text.strip()
+
+
+def replica_environment(settings: ReplicaSettings, *, gpus: float) -> dict[str, str]:
+    """Variables of the replica's process, set before it imports jax."""
+    if gpus <= 0:
+        return {"JAX_PLATFORMS": "cpu"} if settings.device != "cuda" else {}
+    fraction = f"{min(max(gpus - GPU_CONTEXT_FRACTION, 0.05), 0.95):.3f}"
+    # The name is being changed; both are read by some version.
+    return {"XLA_PYTHON_CLIENT_MEM_FRACTION": fraction, "XLA_CLIENT_MEM_FRACTION": fraction}
+
+
+def _route_prefix(name: str) -> str:
+    client = _get_global_client(raise_if_no_controller_running=False)
+    applications: Mapping[str, Any] = {} if client is None else client.get_serve_details()["applications"]
+    prefixes = {app: details["route_prefix"] for app, details in applications.items()}
+    if prefixes.get(name):
+        return str(prefixes[name])
+    return "/" if "/" not in prefixes.values() else f"/{name}"
+
+
+def _is_free(host: str, port: int) -> bool:
+    # Without SO_REUSEADDR's companion SO_REUSEPORT, which HAProxy uses: it would share a taken port without an error.
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def _reachable(host: str | None) -> str:
+    return "127.0.0.1" if host in (None, "0.0.0.0", "::") else str(host)
+
+
+def _messages(found: Any) -> str:
+    parts = [deployment.message for deployment in found.deployments.values() if deployment.message]
+    return "\n".join(parts) or found.message
+
+
+def _progress(found: Any) -> str:
+    states = [
+        f"{count} {state.value.lower()}"
+        for deployment in found.deployments.values()
+        for state, count in deployment.replica_states.items()
+        if count
+    ]
+    return f"Ray Serve: {found.status.value.lower()}, replicas: {', '.join(states) or 'none yet'}"

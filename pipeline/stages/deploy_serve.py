@@ -1,0 +1,192 @@
+"""`deploy.serve`: a Ray Serve deployment of the Flax model, proven by a request that came back.
+
+Owns the order: judge what can be judged without a process, deploy, wait, ask. Loads no jax; only the replica does. The
+one decision: the stage is done when a client got text over HTTP, plain and streamed, from the very version that was
+deployed.
+"""
+
+import json
+import shlex
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+
+from pipeline.errors import ArtifactError, ParameterError
+from pipeline.models.llama_config import LlamaConfig
+from pipeline.serving.memory import memory_need, why_too_big
+from pipeline.serving.ray_serve import (
+    Endpoint,
+    ReplicaResources,
+    deploy,
+    ensure_serving,
+    wait_until_running,
+)
+from pipeline.serving.replica_settings import ReplicaSettings
+from pipeline.serving.smoke import SmokeResult, smoke, wait_for_version
+from pipeline.stages.parameters import DeployServeParameters
+from pipeline.stages.protocol import InputArtifact, StageContext, StageResult
+
+DEFAULT_HOST = "127.0.0.1"
+
+
+def run(context: StageContext[DeployServeParameters]) -> StageResult:
+    """Deploy the model and leave it serving; writes `deployment/deployment.json`.
+
+    Raises:
+        ParameterError: the replicas cannot fit, the context is longer than the model's, or the port is not to be had.
+        ArtifactError: the model directory is damaged, or its tokenizer does not fit.
+        ClusterError: the replicas are not ready in time.
+        StageError: a replica failed, or the smoke request did not bring text.
+    """
+    parameters, model = context.parameters, context.input("model")
+    settings = _settings(context, model)
+    resources = ReplicaResources(
+        num_replicas=parameters.replicas, cpus=context.resources.cpus, gpus=context.resources.gpus or 0.0
+    )
+    started = time.monotonic()
+    deadline = started + min(parameters.ready_timeout_seconds, context.seconds_left())
+    endpoint = ensure_serving(host=context.environment.get("serve_host", DEFAULT_HOST), port=parameters.port)
+    context.reporter.note(f"deploying {settings.name} (model {model.digest[:12]}) at port {endpoint.port}")
+    endpoint = deploy(settings, endpoint=endpoint, resources=resources)
+    wait_until_running(
+        settings.name,
+        timeout_seconds=deadline - time.monotonic(),
+        on_progress=lambda text: context.reporter.progress(time.monotonic() - started, total=None, unit="s", note=text),
+    )
+    health = wait_for_version(
+        endpoint.url, deployment_id=settings.deployment_id, timeout_seconds=deadline - time.monotonic()
+    )
+    ready_seconds = time.monotonic() - started
+    context.reporter.note(f"ready after {ready_seconds:.1f} s on {health['device']} in {health['dtype']}")
+    answer = smoke(
+        endpoint.url,
+        model=settings.name,
+        prompt=parameters.smoke_prompt,
+        timeout_seconds=max(1.0, deadline - time.monotonic()),
+    )
+    context.reporter.note(f"smoke request answered in {answer.seconds:.2f} s: {answer.text!r}")
+    _write(context, settings, endpoint=endpoint, model=model)
+    return StageResult(
+        metrics={
+            "ready_seconds": ready_seconds,
+            "smoke_seconds": answer.seconds,
+            "smoke_tokens": float(answer.num_tokens),
+        },
+        facts=_facts(settings, endpoint=endpoint, health=health, answer=answer, prompt=parameters.smoke_prompt),
+    )
+
+
+def _settings(context: StageContext[DeployServeParameters], model: InputArtifact) -> ReplicaSettings:
+    parameters = context.parameters
+    config = _read_config(model)
+    context_tokens = parameters.max_context_tokens or config.max_position_embeddings
+    if context_tokens > config.max_position_embeddings:
+        raise ParameterError(
+            f"max_context_tokens is {context_tokens}, but the model was made for {config.max_position_embeddings} "
+            "positions",
+            hint=f"use at most {config.max_position_embeddings}, or leave it out",
+        )
+    _refuse_impossible(context, config, context_tokens=context_tokens)
+    cache = context.environment.get("compilation_cache")
+    return ReplicaSettings(
+        name=parameters.name,
+        model_path=str(model.path),
+        digest=model.digest,
+        version=_version(context, model),
+        deployment_id=uuid.uuid4().hex,
+        slots=parameters.slots,
+        context=context_tokens,
+        prefill_chunk_tokens=parameters.prefill_chunk_tokens,
+        decode_steps=parameters.decode_steps,
+        device=_device(parameters.device, gpus=context.resources.gpus or 0.0),
+        dtype=parameters.dtype,
+        compilation_cache=cache,
+    )
+
+
+def _read_config(model: InputArtifact) -> LlamaConfig:
+    path = model.path / "config.json"
+    try:
+        return LlamaConfig.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path}: cannot be read: {error}") from error
+
+
+def _device(device: str, *, gpus: float) -> str:
+    if device == "cuda" and gpus <= 0:
+        raise ParameterError(
+            "device: cuda was asked for, but the stage asks the cluster for no GPU",
+            hint="add `resources: {gpus: 1}` (or a fraction) to the stage, or use device: auto",
+        )
+    return "cpu" if device == "auto" and gpus <= 0 else device
+
+
+def _refuse_impossible(
+    context: StageContext[DeployServeParameters], config: LlamaConfig, *, context_tokens: int
+) -> None:
+    """On a CPU, where memory can be seen from here; a GPU replica judges its own device."""
+    if context.resources.gpus:
+        return
+    parameters = context.parameters
+    dtype = "float32" if parameters.dtype == "auto" else parameters.dtype
+    need = memory_need(config, dtype=dtype, slots=parameters.slots, context=context_tokens, device="cpu")
+    reason = why_too_big(
+        need,
+        available=psutil.virtual_memory().available,
+        replicas=parameters.replicas,
+        slots=parameters.slots,
+        context=context_tokens,
+    )
+    if reason is not None:
+        raise ParameterError(reason, hint="lower slots, max_context_tokens or replicas, or use a larger machine")
+
+
+def _version(context: StageContext[DeployServeParameters], model: InputArtifact) -> str:
+    registration = context.inputs.get("registration")
+    if registration is None:
+        return model.digest[:12]
+    path = registration.path / "registration.json"
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["version"])
+    except (OSError, ValueError, KeyError) as error:
+        raise ArtifactError(f"{path}: cannot be read as a registration: {error}") from error
+
+
+def _write(
+    context: StageContext[DeployServeParameters], settings: ReplicaSettings, *, endpoint: Endpoint, model: InputArtifact
+) -> None:
+    deployment = {
+        "name": settings.name,
+        "url": f"{endpoint.url}/v1",
+        "model_fingerprint": model.fingerprint,
+        "model_digest": model.digest,
+        "version": settings.version,
+        "port": endpoint.port,
+        "started_at": time.time(),
+    }
+    path = context.output("deployment") / "deployment.json"
+    path.write_text(json.dumps(deployment, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _facts(
+    settings: ReplicaSettings, *, endpoint: Endpoint, health: Mapping[str, Any], answer: SmokeResult, prompt: str
+) -> dict[str, Any]:
+    body = json.dumps({"model": settings.name, "prompt": prompt, "max_tokens": 32})
+    return {
+        "name": settings.name,
+        "url": f"{endpoint.url}/v1",
+        "health_url": f"{endpoint.url}/health",
+        "curl": f"curl {endpoint.url}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}",
+        "model_digest": settings.digest,
+        "version": settings.version,
+        "device": health["device"],
+        "device_reason": health["device_reason"],
+        "dtype": health["dtype"],
+        "dtype_reason": health["dtype_reason"],
+        "context_tokens": health["context_tokens"],
+        "warm_up_seconds": health["warm_up_seconds"],
+        "smoke_text": answer.text,
+    }

@@ -1,0 +1,165 @@
+"""`deploy.serve` leaves a model answering over HTTP, replaces it in place, and keeps it when its successor fails."""
+
+import json
+import shutil
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from pipeline.cluster.endpoint import why_not_live
+from pipeline.errors import ArtifactError, ParameterError
+from pipeline.models.checkpoint import abstract_leaves, save_parameters
+from pipeline.stages.deploy_serve import run
+from pipeline.stages.parameters import DeployServeParameters
+from pipeline.stages.protocol import InputArtifact, Resources, StageContext
+from pipeline.stages.reference import OutputReference
+from pipeline.stages.reporting import BufferedReporter
+
+VOCABULARY = 300
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+    "eos_token_id": None,
+}
+
+
+def write_model(directory, seed=0):
+    rng = np.random.default_rng(seed)
+    leaves = {
+        path: (np.ones(leaf.shape) if path.endswith("scale") else rng.normal(size=leaf.shape) * 0.3).astype(np.float32)
+        for path, leaf in abstract_leaves(CONFIG).items()
+    }
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    save_parameters(directory / "params", leaves)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(["def main(): return the other"] * 4, trainer)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def context_of(tmp_path, model_path, *, digest="d" * 64, reporter=None, **given):
+    parameters = DeployServeParameters(
+        model=OutputReference(stage="flax", output="model"),
+        **{"name": "tiny", "slots": 2, "prefill_chunk_tokens": 16, "ready_timeout_seconds": 120.0, **given},
+    )
+    model = InputArtifact(
+        stage="flax",
+        output="model",
+        path=model_path,
+        fingerprint="f" * 64,
+        digest=digest,
+        run_id="r1",
+        metrics={},
+    )
+    return StageContext(
+        run_id="r1",
+        flow="test",
+        stage="serve",
+        attempt=1,
+        fingerprint="f" * 64,
+        parameters=parameters,
+        inputs={"model": model},
+        output_root=tmp_path / f"out-{time.monotonic_ns()}",
+        workspace=str(tmp_path / "workspace"),
+        project_root=tmp_path,
+        resources=Resources(cpus=0.5, gpus=0.0),
+        reporter=reporter or BufferedReporter(),
+        deadline=None,
+    )
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_deployment_answers_is_replaced_in_place_and_outlives_a_broken_successor(ray_cluster, tmp_path):
+    from pipeline.serving.ray_serve import delete
+
+    good = write_model(tmp_path / "good")
+    context = context_of(tmp_path, good, digest="a" * 64)
+    result = run(context)
+    facts = result.facts
+    assert result.metrics["smoke_tokens"] == 16
+    assert facts["device"] == "cpu" and facts["dtype"] == "float32" and "auto" in facts["dtype_reason"]
+    commit = SimpleNamespace(facts=facts)
+    assert why_not_live(commit, {}) is None
+    written = json.loads((context.output_root / "deployment" / "deployment.json").read_text())
+    assert written["url"] == facts["url"] and written["model_digest"] == "a" * 64
+
+    with httpx.Client(base_url=facts["url"], timeout=30) as client:
+        assert client.get("/models").json()["data"][0]["id"] == "tiny"
+        body = {"model": "tiny", "prompt": "def main", "max_tokens": 20, "temperature": 0}
+        plain = client.post("/completions", json=body).json()
+        with client.stream("POST", "/completions", json={**body, "stream": True}) as answer:
+            events = [line for line in answer.iter_lines() if line.startswith("data: {")]
+        assert len(events) > 1
+        streamed = "".join(json.loads(event[6:])["choices"][0]["text"] for event in events)
+        assert streamed == plain["choices"][0]["text"]
+        assert client.post("/completions", json={**body, "max_tokens": 0}).status_code == 400
+
+    other = run(context_of(tmp_path, write_model(tmp_path / "other", seed=1), digest="b" * 64))
+    assert other.facts["url"] == facts["url"]
+    assert "serves another model" in why_not_live(commit, {})
+    assert why_not_live(SimpleNamespace(facts=other.facts), {}) is None
+
+    broken = tmp_path / "broken"
+    shutil.copytree(good, broken)
+    largest = max((broken / "params").rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
+    largest.write_bytes(largest.read_bytes()[:100])
+    with pytest.raises(ArtifactError) as caught:
+        run(context_of(tmp_path, broken, digest="c" * 64))
+    assert str(caught.value).startswith(str(broken / "params"))
+    assert why_not_live(SimpleNamespace(facts=other.facts), {}) is None
+
+    delete("tiny")
+    assert why_not_live(SimpleNamespace(facts=other.facts), {}) is not None
+
+
+def test_what_cannot_fit_is_refused_with_the_arithmetic(tmp_path, monkeypatch):
+    model = write_model(tmp_path / "model")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**29))
+    with pytest.raises(ParameterError) as caught:
+        run(context_of(tmp_path, model, slots=256, replicas=3))
+    for term in ("3 replica(s) need", "256 slots x 128 tokens", "0.50 GiB are available", "weights"):
+        assert term in str(caught.value)
+
+
+def test_a_context_longer_than_the_model_and_cuda_without_a_gpu_are_refused(tmp_path):
+    model = write_model(tmp_path / "model")
+    with pytest.raises(ParameterError, match="made for 128 positions"):
+        run(context_of(tmp_path, model, max_context_tokens=512))
+    with pytest.raises(ParameterError, match="asks the cluster for no GPU"):
+        run(context_of(tmp_path, model, device="cuda"))
+
+
+def test_a_model_directory_without_config_is_an_artifact_error(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ArtifactError, match=r"config\.json"):
+        run(context_of(tmp_path, tmp_path / "empty"))
+
+
+def test_the_version_is_that_of_the_registration(tmp_path):
+    from pipeline.stages.deploy_serve import _version
+
+    (tmp_path / "registration.json").write_text('{"version": "7"}')
+    context = context_of(tmp_path, tmp_path)
+    model = context.input("model")
+    registration = replace(model, stage="register", output="registration")
+    assert _version(context, model) == "d" * 12
+    assert _version(replace(context, inputs={"model": model, "registration": registration}), model) == "7"
