@@ -124,7 +124,10 @@ class Checkpointer:
             (directory / STATE_NAME).write_text(json.dumps(fields, indent=1, sort_keys=True) + "\n")
             for name, content in self.companions.items():
                 (directory / name).write_bytes(content)
-        mine = [path for path in sorted(directory.rglob("*")) if path.is_file() and self._is_mine(path)]
+        mine = [directory / _rank_file(rank), *sorted((directory / DCP_DIRECTORY).glob(f"__{rank}_*"))]
+        if self.worker.is_first:
+            mine += [directory / DCP_DIRECTORY / ".metadata", directory / STATE_NAME]
+            mine += [directory / name for name in self.companions]
         entries = [
             FileEntry(path=path.relative_to(directory).as_posix(), size=path.stat().st_size, sha256=sha256_of(path))
             for path in mine
@@ -132,12 +135,6 @@ class Checkpointer:
         if not self.store.is_local:
             self.store.publish(directory, key.prefix)
         write_vote(self.store, key, rank=rank, files=entries)
-
-    def _is_mine(self, path: Path) -> bool:
-        rank = self.worker.rank
-        if path.name.startswith("__"):
-            return path.name.startswith(f"__{rank}_")
-        return path.name == _rank_file(rank) or (self.worker.is_first and not path.name.startswith(("rank-", "vote-")))
 
     def resume(self, reporter: Reporter, *, identity: Mapping[str, Any]) -> Resumed | None:
         """Load the newest commit that loads; None where there is no commit at all.

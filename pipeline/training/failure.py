@@ -17,6 +17,10 @@ from pipeline.errors import ClusterError, PipelineError, StageError
 _LOST_CONTACT = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Socket Timeout")
 
 
+class LostContactError(ClusterError):
+    """A rank could not reach the others; another rank's error says why."""
+
+
 def as_pipeline_error(error: BaseException, *, rank: int) -> PipelineError:
     """The error a user sees for what a rank raised."""
     if isinstance(error, PipelineError):
@@ -25,7 +29,7 @@ def as_pipeline_error(error: BaseException, *, rank: int) -> PipelineError:
     if isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and any(mark in text for mark in _LOST_CONTACT)
     ):
-        return ClusterError(f"rank {rank} lost contact with the other ranks: {text.splitlines()[0]}")
+        return LostContactError(f"rank {rank} lost contact with the other ranks: {text.splitlines()[0]}")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return ClusterError(
             f"rank {rank} is out of memory: {text.splitlines()[0] if text else type(error).__name__}",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
@@ -56,7 +57,7 @@ def model_config(raw: Mapping[str, Any], *, where: str = "model config") -> Pret
     values = {key: value for key, value in raw.items() if key != "model_type"}
     try:
         return AutoConfig.for_model(model_type, **values)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, StrictDataclassError) as error:
         raise ParameterError(f"{where}: transformers refuses it: {error}") from error
 
 

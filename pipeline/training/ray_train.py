@@ -24,7 +24,7 @@ from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError, Wo
 from pipeline.artifacts.store import open_store
 from pipeline.errors import ClusterError, FailureClass, PipelineError
 from pipeline.training.device import DeviceChoice
-from pipeline.training.failure import as_pipeline_error, read_fatal, record_fatal
+from pipeline.training.failure import LostContactError, as_pipeline_error, read_fatal, record_fatal
 from pipeline.training.loop import TrainResult, train
 from pipeline.training.reporter import Reporter, SilentReporter
 from pipeline.training.session import TrainJob
@@ -250,10 +250,10 @@ def _meaning(error: TrainingFailedError, launch: _Launch) -> PipelineError:
             f"rank {', '.join(map(str, dead))} of {launch.gang.num_workers} died {tried}: {failures[dead[0]]}",
             hint="look for the out-of-memory killer or a lost node; committed checkpoints are kept and resumed from",
         )
-    for rank in sorted(failures):
-        raised = _raised(failures[rank])
-        if isinstance(raised, PipelineError):
-            return raised
+    raised = [error for rank in sorted(failures) if isinstance(error := _raised(failures[rank]), PipelineError)]
+    raised.sort(key=lambda item: isinstance(item, LostContactError))
+    if raised:
+        return raised[0]
     return ClusterError(f"training failed {tried}: {error}")
 
 

@@ -109,7 +109,7 @@ def open_session(worker: WorkerContext, job: TrainJob) -> Session:
 def prepare_blocks(model: nn.Module, config: TrainConfig) -> None:
     """Recompute and compile blocks as the config says, in that order and before sharding."""
     if config.activation_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     if config.compile:
         for block in blocks_of(model):
             block.compile(fullgraph=False, dynamic=False)

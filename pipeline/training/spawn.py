@@ -10,7 +10,6 @@ import os
 import pickle
 import socket
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,10 +17,13 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal
 
-from pipeline.errors import ClusterError, PipelineError, StageError
+from pipeline.errors import ClusterError
+from pipeline.training.failure import LostContactError, as_pipeline_error
 from pipeline.training.worker import WorkerContext
 
 _JOIN_SECONDS = 10.0
+_CAUSE_SECONDS = 10.0
+"""A rank that lost contact waits so long for the error of the rank it lost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,8 +57,9 @@ def spawn(
         ClusterError: a rank died or the deadline passed.
     """
     context = multiprocessing.get_context("spawn")
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     ranks: list[_Rank] = []
+    patience_seconds = 0.0
     try:
         for number in range(world_size):
             worker = WorkerContext(
@@ -73,9 +76,11 @@ def spawn(
             process.start()
             sender.close()
             ranks.append(_Rank(number=number, process=process, results=receiver))
-        return _collect(ranks, deadline=time.monotonic() + timeout_seconds)
+        values = _collect(ranks, deadline=time.monotonic() + timeout_seconds)
+        patience_seconds = _JOIN_SECONDS
+        return values
     finally:
-        _end(ranks)
+        _end(ranks, patience_seconds=patience_seconds)
 
 
 def _enter(sender: Connection, function: Callable[..., Any], worker: WorkerContext, arguments: Sequence[Any]) -> None:
@@ -84,10 +89,8 @@ def _enter(sender: Connection, function: Callable[..., Any], worker: WorkerConte
     outcome: tuple[str, Any]
     try:
         outcome = ("value", function(worker, *arguments))
-    except PipelineError as error:
-        outcome = ("error", error)
-    except BaseException as error:
-        outcome = ("error", StageError(f"rank {worker.rank}: {error!r}\n{traceback.format_exc()}"))
+    except Exception as error:
+        outcome = ("error", as_pipeline_error(error, rank=worker.rank))
     try:
         sender.send_bytes(pickle.dumps(outcome))
     finally:
@@ -96,9 +99,12 @@ def _enter(sender: Connection, function: Callable[..., Any], worker: WorkerConte
 
 def _collect(ranks: Sequence[_Rank], *, deadline: float) -> list[Any]:
     values: dict[int, Any] = {}
+    lost: LostContactError | None = None
     pending = {rank.results: rank for rank in ranks}
     while pending:
         ready = wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
+        if not ready and lost is not None:
+            break
         if not ready:
             waiting = ", ".join(str(rank.number) for rank in pending.values())
             raise ClusterError(f"rank {waiting}: no result before the deadline")
@@ -109,23 +115,29 @@ def _collect(ranks: Sequence[_Rank], *, deadline: float) -> list[Any]:
             except EOFError:
                 rank.process.join(_JOIN_SECONDS)
                 raise ClusterError(f"rank {rank.number} died with exit code {rank.process.exitcode}") from None
-            if kind == "error":
+            if kind == "value":
+                values[rank.number] = value
+            elif isinstance(value, LostContactError):
+                lost = value
+                deadline = min(deadline, time.monotonic() + _CAUSE_SECONDS)
+            else:
                 raise value
-            values[rank.number] = value
+    if lost is not None:
+        raise lost
     return [values[rank.number] for rank in ranks]
 
 
-def _end(ranks: Sequence[_Rank]) -> None:
-    failed = any(rank.process.is_alive() and not rank.results.closed for rank in ranks)
+def _end(ranks: Sequence[_Rank], *, patience_seconds: float) -> None:
     for rank in ranks:
-        rank.process.join(_JOIN_SECONDS if not failed else 1.0)
+        rank.process.join(patience_seconds)
         if rank.process.is_alive():
             rank.process.kill()
             rank.process.join()
         rank.results.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port of the loopback interface that was free a moment ago."""
     with closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -1,0 +1,141 @@
+"""What spawned ranks run in tests, and datasets that misbehave. Importable by name from other processes."""
+
+import os
+import signal
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+from pipeline.data.packed import PackedDataset
+from pipeline.training.commit import CheckpointCommit
+from pipeline.training.loop import TrainResult, take_step, train
+from pipeline.training.reporter import SilentReporter
+from pipeline.training.session import TrainJob, open_session
+from pipeline.training.worker import WorkerContext, joined
+
+
+@dataclass
+class Recorder:
+    """A reporter that keeps what it is told."""
+
+    values: list[tuple[int | None, dict[str, float]]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    progressed: list[tuple[float, str]] = field(default_factory=list)
+
+    def metrics(self, values: Any, *, step: int | None = None) -> None:
+        self.values.append((step, dict(values)))
+
+    def progress(self, done: float, *, total: float | None, unit: str, note: str = "") -> None:
+        self.progressed.append((done, note))
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def series(self, name: str) -> dict[int, float]:
+        return {step: values[name] for step, values in self.values if step is not None and name in values}
+
+
+class StoppedError(Exception):
+    """Training was stopped by the test."""
+
+
+class StoppingRows:
+    """A dataset that cannot be read from one step on."""
+
+    def __init__(self, path: Path, *, stop_at: int, rank: int | None = None, how: str = "raise") -> None:
+        self._rows = PackedDataset.open(path, verify=False)
+        self._stop_at, self._rank, self._how = stop_at, rank, how
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rows, name)
+
+    def train_rows(self, step: int, *, rows_per_step: int, rank: int, world_size: int, seed: int) -> np.ndarray:
+        if step == self._stop_at and self._rank in (None, rank):
+            if self._how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise StoppedError(f"no rows for step {step}")
+        return self._rows.train_rows(step, rows_per_step=rows_per_step, rank=rank, world_size=world_size, seed=seed)
+
+
+class OnceStoppingRows(StoppingRows):
+    """Stops the first process that gets there, and no later one: a mark in the file system remembers."""
+
+    def __init__(self, path: Path, *, mark: Path, **options: Any) -> None:
+        super().__init__(path, **options)
+        self._mark = mark
+
+    def train_rows(self, step: int, **options: Any) -> np.ndarray:
+        if step == self._stop_at and options["rank"] == self._rank:
+            try:
+                self._mark.touch(exist_ok=False)
+            except FileExistsError:
+                return self._rows.train_rows(step, **options)
+        else:
+            return self._rows.train_rows(step, **options)
+        return super().train_rows(step, **options)
+
+
+def stored_tensors(workspace: str | Path, commit: CheckpointCommit) -> dict[str, Any]:
+    """Everything in a committed checkpoint, by name, read without ranks."""
+    state: dict[str, Any] = {}
+    _load_state_dict(
+        state,
+        storage_reader=dcp.FileSystemReader(str(Path(workspace, commit.key.prefix, "dcp"))),
+        planner=_EmptyStateDictLoadPlanner(),
+        no_dist=True,
+    )
+    flat: dict[str, Any] = {}
+    _flatten(state, "", flat)
+    return flat
+
+
+def _flatten(value: Any, prefix: str, into: dict[str, Any]) -> None:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _flatten(item, f"{prefix}{name}/", into)
+    else:
+        into[prefix.rstrip("/")] = value
+
+
+def train_recorded(worker: WorkerContext, job: TrainJob) -> tuple[TrainResult, Recorder]:
+    """One training; what rank 0 reported."""
+    recorder = Recorder()
+    result = train(worker, job, reporter=recorder if worker.is_first else SilentReporter())
+    return result, recorder
+
+
+def straight_and_interrupted(
+    worker: WorkerContext, straight: TrainJob, stopped: TrainJob, resumed: TrainJob
+) -> tuple[TrainResult, Recorder, TrainResult, Recorder, list[float]]:
+    """Train straight; train until the rows stop; resume; and one step's gradient norm and loss as seen here."""
+    with joined(worker):
+        inner = replace(worker, store_address=None)
+        first, first_record = train_recorded(inner, straight)
+        try:
+            train_recorded(inner, stopped)
+        except StoppedError:
+            dist.barrier()
+        second, second_record = train_recorded(inner, resumed)
+        session = open_session(inner, straight)
+        outcome = take_step(session, 0)
+        total = outcome.loss_sum.double()
+        dist.all_reduce(total)
+    return first, first_record, second, second_record, [outcome.gradient_norm, float(total)]
+
+
+def fail_on_rank(worker: WorkerContext, rank: int, how: str) -> int:
+    """Rank `rank` raises or dies while the others wait for it in a collective."""
+    with joined(worker):
+        if worker.rank == rank:
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("a bug of rank 1")
+        dist.all_reduce(torch.ones(1))
+    return worker.rank
