@@ -28,7 +28,7 @@ from pipeline.training.worker import backend_of
 
 _KEPT = (DCP_DIRECTORY, CONFIG_NAME, TOKENIZER_NAME, STATE_NAME, COMMIT_NAME)
 """Of a committed checkpoint, what the next stages read; votes and RNG states stay in the workspace."""
-_NOT_CONFIG = {"dataset", "model", "device", "max_worker_failures"}
+NOT_CONFIG = {"dataset", "model", "device", "max_worker_failures"}
 """Parameters that the loop does not read; all others are fields of `TrainConfig` by the same name."""
 
 
@@ -46,7 +46,7 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
     dataset = PackedDataset.open(dataset_path)
     config = TrainConfig(
         model=read_model_config(context.project_root / parameters.model),
-        **parameters.model_dump(exclude=_NOT_CONFIG),
+        **parameters.model_dump(exclude=NOT_CONFIG),
     )
     gpus = resources.gpus or 0.0
     device = choose_device(parameters.device, gpus_per_worker=gpus, available_gpus=cluster_gpus())

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig, get_context
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
@@ -111,6 +111,8 @@ def train_on_ray(
         value = result.return_value
     except TrainingFailedError as error:
         raise _meaning(error, launch) from error
+    except RayError as error:
+        raise ClusterError(f"Ray could not run the training controller: {error}") from error
     finally:
         if is_own:
             deliver(ray.get(receiver.drain.remote()))

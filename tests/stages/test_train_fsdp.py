@@ -1,0 +1,106 @@
+"""`train.fsdp` as the runner calls it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed.checkpoint as dcp
+
+from pipeline.artifacts.manifest import sha256_of
+from pipeline.errors import ParameterError
+from pipeline.stages.parameters import TrainFsdpParameters
+from pipeline.stages.protocol import Resources
+from pipeline.stages.registry import KINDS
+from pipeline.stages.train_fsdp import NOT_CONFIG, run
+from pipeline.training.config import TrainConfig
+
+MODEL = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture
+def train_context(stage_context, tiny_dataset: Path, tmp_path: Path):
+    def make(*, model: dict[str, Any] = MODEL, resources: Resources | None = None, **fields: Any):
+        (tmp_path / "model.json").write_text(json.dumps(model))
+        given = {
+            "dataset": "${stages.data.outputs.dataset}",
+            "model": "model.json",
+            "steps": 4,
+            "global_batch_tokens": 256,
+            "micro_batch_sequences": 2,
+            "validation_sequences": 3,
+            "warmup_steps": 1,
+            "log_every_steps": 1,
+        }
+        context = stage_context(TrainFsdpParameters(**(given | fields)), {"dataset": tiny_dataset})
+        return replace(context, resources=resources or Resources(workers=2, cpus=0.5, gpus=0.0))
+
+    return make
+
+
+def test_every_parameter_is_read_by_the_loop_or_by_the_stage() -> None:
+    config_fields = set(TrainConfig.__dataclass_fields__)
+    assert set(TrainFsdpParameters.model_fields) == (config_fields - {"model"}) | NOT_CONFIG
+
+
+@pytest.mark.ray
+def test_it_hands_on_the_final_committed_checkpoint(ray_cluster, train_context, tmp_path: Path) -> None:
+    context = train_context()
+    result = run(context)
+    directory = context.output_root / "checkpoint"
+    assert {path.name for path in directory.iterdir()} == {
+        "dcp",
+        "config.json",
+        "tokenizer.json",
+        "state.json",
+        "COMMIT.json",
+    }
+    commit = json.loads((directory / "COMMIT.json").read_text())
+    for entry in commit["files"]:
+        if (directory / entry["path"]).exists():
+            assert sha256_of(directory / entry["path"]) == entry["sha256"]
+    stored = dcp.FileSystemReader(str(directory / "dcp")).read_metadata().state_dict_metadata
+    assert "model.model.embed_tokens.weight" in stored
+    assert set(result.metrics) == set(KINDS["train.fsdp"].default_metrics)
+    assert result.metrics["steps"] == 4
+    assert result.metrics["num_tokens"] == 4 * 256
+    assert result.facts["device"] == "cpu"
+    assert result.facts["backend"] == "gloo"
+    assert result.facts["world_size"] == 2
+    assert result.facts["device_reason"].startswith("auto: no GPU")
+    steps = {report.step for report in context.reporter.drain() if report.kind == "metrics"}
+    assert steps == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"device": "cuda"}, "device: cuda, but no GPU is reserved"),
+        ({"device": "cuda", "resources": Resources(workers=2, gpus=1.0)}, "no GPU is available"),
+        ({"precision": "bfloat16"}, "bfloat16 needs CUDA"),
+        ({"global_batch_tokens": 100}, "global_batch_tokens 100 is no multiple"),
+        ({"model": MODEL | {"vocab_size": 250}}, "the dataset's vocabulary has 300 tokens, the model's vocab_size is"),
+        ({"model": MODEL | {"max_position_embeddings": 16}}, "max_position_embeddings is 16"),
+        ({"model": MODEL | {"model_type": "lama"}}, "did you mean 'llama'"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_a_worker_starts(
+    ray_cluster, train_context, tmp_path: Path, fields, found: str
+) -> None:
+    with pytest.raises(ParameterError, match=found) as caught:
+        run(train_context(**fields))
+    assert caught.value.exit_code == 2
+    assert not (tmp_path / "workspace").exists()
