@@ -235,7 +235,7 @@ def _messages(found: Any) -> str:
 
 def _progress(found: Any) -> str:
     states = [
-        f"{count} {state.value.lower()}"
+        f"{count} {str(state).lower()}"
         for deployment in found.deployments.values()
         for state, count in deployment.replica_states.items()
         if count
