@@ -1,0 +1,130 @@
+"""The scheduler: decode first, one chunk between, first come first served, no slot lost."""
+
+import random
+
+from pipeline.serving.buckets import Buckets, smallest_fit
+from pipeline.serving.request import FinishReason, Request, Sampling
+from pipeline.serving.scheduler import Limits, Scheduler
+
+LIMITS = Limits(slots=2, context=512, chunk_tokens=64, decode_steps=4)
+BUCKETS = Buckets.for_limits(slots=2, context=512, chunk_tokens=64)
+
+
+def request(name, length, num, stop_ids=()):
+    return Request(
+        request_id=name, prompt=tuple(range(length)), sampling=Sampling(max_tokens=num, stop_ids=tuple(stop_ids))
+    )
+
+
+def make(*requests):
+    scheduler = Scheduler(LIMITS, buckets=BUCKETS)
+    for index, one in enumerate(requests):
+        scheduler.add(one, now=float(index))
+    return scheduler
+
+
+def prefill_all(scheduler):
+    while (step := scheduler.next_prefill()) is not None:
+        scheduler.prefilled(step, token=9)
+
+
+def test_a_long_prompt_is_cut_into_chunks_and_padded_to_buckets():
+    scheduler = make(request("a", 150, 5))
+    scheduler.admit(now=0.0)
+    steps = []
+    while (step := scheduler.next_prefill()) is not None:
+        steps.append(step)
+        scheduler.prefilled(step, token=1)
+    assert [(step.start, len(step.tokens), step.padded_to, step.is_last) for step in steps] == [
+        (0, 64, 64, False),
+        (64, 64, 64, False),
+        (128, 22, 64, True),
+    ]
+    assert [step.attention_length for step in steps] == [128, 128, 512]
+
+
+def test_a_running_request_gets_one_token_for_each_chunk_of_a_newcomer():
+    scheduler = make(request("a", 10, 50), request("b", 200, 5))
+    scheduler.admit(now=0.0)
+    first = scheduler.next_prefill()
+    assert first.request_id == "a"
+    scheduler.prefilled(first, token=1)
+    for _ in range(4):
+        decode = scheduler.next_decode()
+        assert decode.steps == 1 and [row.request_id for row in decode.rows] == ["a"]
+        scheduler.decoded(decode, tokens=[[2]])
+        scheduler.prefilled(scheduler.next_prefill(), token=3)
+    decode = scheduler.next_decode()
+    assert decode.steps == 4 and {row.request_id for row in decode.rows} == {"a", "b"}
+
+
+def test_slots_are_given_in_order_of_arrival_and_waiting_is_measured():
+    scheduler = make(*(request(name, 5, 2) for name in "abc"))
+    assert scheduler.admit(now=10.0) == [("a", 10.0), ("b", 9.0)]
+    assert scheduler.num_waiting == 1
+    scheduler.remove("a")
+    assert scheduler.admit(now=12.0) == [("c", 10.0)]
+
+
+def test_budget_and_steps_never_pass_max_tokens():
+    scheduler = make(request("a", 5, 3), request("b", 5, 30))
+    scheduler.admit(now=0.0)
+    prefill_all(scheduler)
+    decode = scheduler.next_decode()
+    assert {row.request_id: row.budget for row in decode.rows} == {"a": 2, "b": 4}
+    finished = scheduler.decoded(decode, tokens=[[4, 4], [4, 4, 4, 4]])
+    assert [progress.finish for progress in finished] == [FinishReason.LENGTH, None]
+
+
+def test_a_stop_token_finishes_and_one_token_requests_end_with_prefill():
+    scheduler = make(request("a", 5, 9, stop_ids=[7]), request("b", 5, 1))
+    scheduler.admit(now=0.0)
+    first, second = (scheduler.prefilled(scheduler.next_prefill(), token=3) for _ in range(2))
+    assert first.finish is None and second.finish is FinishReason.LENGTH
+    (progress,) = scheduler.decoded(scheduler.next_decode(), tokens=[[3, 7]])
+    assert progress.finish is FinishReason.STOP and progress.tokens == (3, 7)
+    assert not scheduler.has_work and scheduler.why_unbalanced() is None
+
+
+def test_ten_thousand_random_events_lose_no_slot_and_respect_every_limit():
+    rng = random.Random(0)
+    scheduler = make()
+    alive = set()
+    for event in range(10_000):
+        choice = rng.random()
+        if choice < 0.2 and len(alive) < 20:
+            name = str(event)
+            scheduler.add(request(name, rng.randint(1, 300), rng.randint(1, 60), stop_ids=[0]), now=float(event))
+            alive.add(name)
+        elif choice < 0.3 and alive:
+            name = rng.choice(sorted(alive))
+            assert scheduler.remove(name)
+            alive.discard(name)
+        else:
+            scheduler.admit(now=float(event))
+            progress = []
+            if (decode := scheduler.next_decode()) is not None:
+                for row in decode.rows:
+                    assert row.position + row.budget <= decode.attention_length <= LIMITS.context
+                assert len(decode.rows) <= decode.padded_to
+                new = [[rng.randint(0, 9) for _ in range(row.budget)] for row in decode.rows]
+                cut = [tokens[: tokens.index(0) + 1] if 0 in tokens else tokens for tokens in new]
+                progress = scheduler.decoded(decode, tokens=cut)
+            if (prefill := scheduler.next_prefill()) is not None:
+                first = scheduler.prefilled(prefill, token=rng.randint(0, 9))
+                progress += [first] if first else []
+            alive -= {one.request_id for one in progress if one.finish}
+        assert scheduler.why_unbalanced() is None
+        assert set(scheduler.request_ids) == alive
+    assert not scheduler.remove("never")
+
+
+def test_buckets_are_few_ascending_and_end_at_the_limit():
+    buckets = Buckets.for_limits(slots=8, context=2048, chunk_tokens=64)
+    assert buckets.decode_batches == (1, 8)
+    assert buckets.decode_attention == (128, 256, 512, 1024, 2048)
+    assert buckets.prefill_attention == (128, 512, 2048)
+    assert buckets.chunks == (16, 64)
+    assert smallest_fit(129, buckets.decode_attention) == 256
+    tiny = Buckets.for_limits(slots=1, context=16, chunk_tokens=8)
+    assert (tiny.decode_batches, tiny.decode_attention, tiny.chunks) == ((1,), (16,), (8,))
