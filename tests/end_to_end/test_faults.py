@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sqlite3
 import time
 
 import pytest
@@ -56,6 +57,14 @@ def test_a_killed_driver_is_seen_as_crashed_and_the_run_is_taken_up(project) -> 
     crashed = project.json("runs")[0]
     assert crashed["status"] == "CRASHED"
     assert "pipeline rerun" in crashed["error"]
+    with sqlite3.connect(project.state / "mlflow.db") as tracking:
+        told = tracking.execute(
+            "select status from runs where run_uuid in (select run_uuid from tags where key = 'pipeline.run_id' and "
+            "value = ?)",
+            (crashed["run_id"],),
+        ).fetchall()
+    assert told
+    assert ("RUNNING",) not in told
     project.run("rerun", crashed["run_id"])
     view = project.json("show", crashed["run_id"])
     assert view["status"] == "DONE"
