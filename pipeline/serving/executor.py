@@ -28,6 +28,7 @@ from pipeline.serving.scheduler import Decode, Limits, Prefill
 _LOG = logging.getLogger(__name__)
 _NO_STOP = -1
 _NO_TOKEN = -1
+_COMPILE_THREADS = 2
 Key = tuple[str, int, int]
 """Kind, batch or chunk, attention length."""
 _SAMPLER: Key = ("sample", 1, 0)
@@ -79,7 +80,7 @@ class ModelExecutor:
         """
         started = time.monotonic()
         keys = list(self._keys())
-        with warnings.catch_warnings(), ThreadPoolExecutor(max_workers=1) as pool:
+        with warnings.catch_warnings(), ThreadPoolExecutor(max_workers=_COMPILE_THREADS) as pool:
             warnings.filterwarnings("error", message=".*donated.*")
             # Tracing holds the interpreter lock, compiling does not: the next is traced while one compiles.
             pending = [(key, pool.submit(self._lower(key).compile)) for key in keys]

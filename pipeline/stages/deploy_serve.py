@@ -10,6 +10,7 @@ import shlex
 import time
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -90,7 +91,7 @@ def _settings(context: StageContext[DeployServeParameters], model: InputArtifact
             hint=f"use at most {config.max_position_embeddings}, or leave it out",
         )
     _refuse_impossible(context, config, context_tokens=context_tokens)
-    cache = context.environment.get("compilation_cache")
+    state = context.environment.get("state_directory")
     return ReplicaSettings(
         name=parameters.name,
         model_path=str(model.path),
@@ -103,7 +104,7 @@ def _settings(context: StageContext[DeployServeParameters], model: InputArtifact
         decode_steps=parameters.decode_steps,
         device=_device(parameters.device, gpus=context.resources.gpus or 0.0),
         dtype=parameters.dtype,
-        compilation_cache=cache,
+        compilation_cache=None if state is None else str(Path(state).resolve() / "jax-cache"),
     )
 
 

@@ -68,7 +68,9 @@ def model():
 @pytest.fixture(scope="session")
 def executor(model):
     copy = nnx.clone(model)
-    buckets = Buckets.for_limits(slots=LIMITS.slots, context=LIMITS.context, chunk_tokens=LIMITS.chunk_tokens)
+    buckets = Buckets.for_limits(
+        slots=LIMITS.slots, context=LIMITS.context, chunk_tokens=LIMITS.chunk_tokens, smallest_attention=128
+    )
     made = ModelExecutor(copy, limits=LIMITS, buckets=buckets, device=jax.devices("cpu")[0], dtype="float32")
     made.warm_up()
     return made

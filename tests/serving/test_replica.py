@@ -1,6 +1,9 @@
 """A replica is ready when its constructor returns, and says what is wrong otherwise."""
 
+import dataclasses
 import json
+import subprocess
+import sys
 import uuid
 
 import pytest
@@ -68,6 +71,34 @@ def test_memory_counts_every_number_of_the_model(model, model_directory):
     assert need.cache == 2 * (4 * 100 * 2 * 2 * 2 * 8)
     assert why_too_big(need, available=2**40, replicas=1, slots=4, context=100) is None
     assert "4 slots x 100 tokens" in why_too_big(need, available=2**20, replicas=1, slots=4, context=100)
+
+
+def test_a_replica_serves_from_its_directory_and_a_second_start_hits_the_compile_cache(model_directory, tmp_path):
+    """In a process of its own, as under Ray Serve: jax's cache settings are the process's."""
+    script = tmp_path / "start.py"
+    script.write_text(
+        "import sys, json, time\n"
+        "from pipeline.serving.replica import Replica\n"
+        "from pipeline.serving.replica_settings import ReplicaSettings\n"
+        "replica = Replica(ReplicaSettings(**json.loads(sys.argv[1])))\n"
+        "print(json.dumps(replica.facts))\n"
+        "replica.check_health()\n"
+        "replica.engine.stop(drain_seconds=1)\n"
+    )
+    cache = tmp_path / "cache"
+    fields = json.dumps(dataclasses.asdict(settings_of(model_directory, compilation_cache=str(cache), slots=1)))
+
+    def start():
+        done = subprocess.run([sys.executable, str(script), fields], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    facts = start()
+    assert facts["digest"] == "abc" and facts["device"] == "cpu" and facts["context_tokens"] == 128
+    written = {path.name for path in cache.rglob("*-cache")}
+    assert len(written) >= facts["num_executables"]
+    start()
+    assert {path.name for path in cache.rglob("*-cache")} == written
 
 
 SERVE_TEXT = """The deployment failed to start 1 times in a row. See controller logs for details. Error:

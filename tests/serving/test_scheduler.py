@@ -7,7 +7,7 @@ from pipeline.serving.request import FinishReason, Request, Sampling
 from pipeline.serving.scheduler import Limits, Scheduler
 
 LIMITS = Limits(slots=2, context=512, chunk_tokens=64, decode_steps=4)
-BUCKETS = Buckets.for_limits(slots=2, context=512, chunk_tokens=64)
+BUCKETS = Buckets.for_limits(slots=2, context=512, chunk_tokens=64, smallest_attention=128)
 
 
 def request(name, length, num, stop_ids=()):
@@ -122,8 +122,8 @@ def test_ten_thousand_random_events_lose_no_slot_and_respect_every_limit():
 def test_buckets_are_few_ascending_and_end_at_the_limit():
     buckets = Buckets.for_limits(slots=8, context=2048, chunk_tokens=64)
     assert buckets.decode_batches == (1, 8)
-    assert buckets.decode_attention == (128, 256, 512, 1024, 2048)
-    assert buckets.prefill_attention == (128, 512, 2048)
+    assert buckets.decode_attention == (256, 512, 1024, 2048)
+    assert buckets.prefill_attention == (256, 1024, 2048)
     assert buckets.chunks == (16, 64)
     assert smallest_fit(129, buckets.decode_attention) == 256
     tiny = Buckets.for_limits(slots=1, context=16, chunk_tokens=8)
