@@ -84,6 +84,7 @@ def find_head(directory: Path) -> Head | None:
         return None
     if head.is_alive:
         return head
+    _end(_family(head))  # a head that was killed leaves its agents behind
     note.unlink(missing_ok=True)
     return None
 
@@ -149,14 +150,7 @@ def stop_head(directory: Path) -> Head | None:
     family = [root, *root.children(recursive=True)]
     root.send_signal(signal.SIGTERM)
     _, alive = psutil.wait_procs(family, timeout=STOP_TIMEOUT_SECONDS)
-    # Workers that Ray left to init are found by the session the head was started in.
-    alive += [process for process in _session(head.pid) if process not in alive]
-    for process in alive:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(alive, timeout=STOP_TIMEOUT_SECONDS)
+    _end([*alive, *_family(head)])
     (directory / HEAD_NAME).unlink(missing_ok=True)
     return head
 
@@ -167,15 +161,25 @@ def _authentication() -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 
 
-def _session(session_id: int) -> list[psutil.Process]:
+def _family(head: Head) -> list[psutil.Process]:
+    """Processes of the head's session, and those that name its private directory."""
     found = []
     for process in psutil.process_iter():
         try:
-            if os.getsid(process.pid) == session_id:
+            if os.getsid(process.pid) == head.pid or head.temporary_directory in " ".join(process.cmdline()):
                 found.append(process)
-        except (ProcessLookupError, PermissionError):
+        except (ProcessLookupError, PermissionError, psutil.Error):
             continue
     return found
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(processes, timeout=STOP_TIMEOUT_SECONDS)
 
 
 def _wait_until_up(process: "subprocess.Popen[bytes]", log_path: Path) -> None:

@@ -82,6 +82,8 @@ class RayAttempt:
         if self._is_running:
             return "running"
         free = ray_connection.available()
+        if self._asked.cpus <= free.get("CPU", 0.0) and (self._asked.gpus or 0.0) <= free.get("GPU", 0.0):
+            return "starting its process"
         shown = ", ".join(f"{value:g} {name}" for name, value in free.items()) or "nothing"
         return f"waiting for {self._asked.cpus:g} CPUs, {self._asked.gpus:g} GPUs; free now: {shown}"
 

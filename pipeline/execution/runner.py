@@ -160,7 +160,8 @@ class Runner:
             resources=resources,
             launch=backend.start,
         )
-        self._scope.observer.waiting(run.stage.name, reason)
+        if run.stage.kind.auto_gpus:
+            self._scope.observer.waiting(run.stage.name, reason)
 
     def _connect(self) -> Backend:
         backend = self._make_backend()

@@ -96,14 +96,8 @@ class StageRun:
     def reuse(self, commit: Commit, *, reason: str) -> None:
         """A committed artifact stands in for it."""
         self.commit = commit
-        self._change(
-            status=StageStatus.REUSED,
-            fingerprint=commit.fingerprint,
-            reason=reason,
-            producer_run_id=commit.run_id,
-            **_committed(commit),
-        )
-        self._judge()
+        changes = {"status": StageStatus.REUSED, "reason": reason, **_committed(commit), **self._judge(commit)}
+        self._change(fingerprint=commit.fingerprint, producer_run_id=commit.run_id, **changes)
         self.scope.tracker.record_reuse(self.scope.run_id, self.view, parameters=self._parameters())
 
     def start(
@@ -240,21 +234,25 @@ class StageRun:
         remember_commit(scope.store, self.commit)
         scope.heartbeat.drop(fingerprint_lease(fingerprint))
         scope.store.delete(f"workspaces/{fingerprint}")
-        self._end_attempt(StageStatus.DONE, producer_run_id=self.commit.run_id, **_committed(self.commit))
-        self._judge()
+        judged = self._judge(self.commit)
+        self._end_attempt(
+            StageStatus.DONE,
+            stage_status=judged.pop("status", StageStatus.DONE),
+            producer_run_id=self.commit.run_id,
+            **_committed(self.commit),
+            **judged,
+        )
         self._close_attempt()
 
-    def _judge(self) -> None:
-        if self.commit is None or not self.stage.gates:
-            return
-        verdicts = tuple(gate.judge(self.commit.metrics) for gate in self.stage.gates)
+    def _judge(self, commit: Commit) -> dict[str, Any]:
+        """The verdicts, and what they change: a gate that does not hold fails the stage, whose artifact stays."""
+        verdicts = tuple(gate.judge(commit.metrics) for gate in self.stage.gates)
         failing = [verdict for verdict in verdicts if not verdict.holds]
         if not failing:
-            self._change(gates=verdicts)
-            return
-        message = f"gate: {'; '.join(str(verdict) for verdict in failing)}"
+            return {"gates": verdicts}
+        message = f"stage {self.stage.name!r}: gate {'; '.join(str(verdict) for verdict in failing)}"
         self.failure = Failure(failure_class=FailureClass.GATE, error="GateError", message=message)
-        self._change(gates=verdicts, status=StageStatus.FAILED, reason=message)
+        return {"gates": verdicts, "status": StageStatus.FAILED, "reason": message}
 
     def _fail(self, failure: Failure) -> None:
         delay = next_delay(

@@ -116,7 +116,7 @@ def test_a_gate_that_fails_stops_what_depends_on_it_and_keeps_the_artifact(bench
     assert statuses(result) == {"first": "FAILED", "second": "SKIPPED", "other": "DONE"}
     assert result.failure is not None
     assert result.failure.failure_class is FailureClass.GATE
-    assert "n = 3 FAILS <= 2" in result.failure.message
+    assert "stage 'first': gate n = 3 FAILS <= 2" in result.failure.message
     again = bench.run(GATED.replace("LIMIT", "3"))
     assert statuses(again) == {"first": "REUSED", "second": "DONE", "other": "REUSED"}
 
