@@ -107,6 +107,7 @@ def start_head(
     directory.mkdir(parents=True, exist_ok=True)
     port = free_port()
     temporary = Path("/tmp") / f"pipeline-ray-{os.getpid()}-{port}"  # unix sockets need a short path
+    temporary.mkdir(mode=0o700)  # HAProxy's admin socket in it is open to everyone who can reach it
     log_path = directory / "ray-head.log"
     command = [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),

@@ -138,6 +138,8 @@ def rows_per_batch(num_positions: int, *, vocabulary: int) -> int:
 def charts(comparison: Comparison, *, reference: str, candidate: str) -> dict[str, Mapping[str, Any]]:
     """The pictures of a comparison, by name, as `Reporter.figure` takes them."""
     centres = np.concatenate([[HISTOGRAM_EDGES[1]], np.sqrt(HISTOGRAM_EDGES[1:-1] * HISTOGRAM_EDGES[2:])])
+    filled = np.flatnonzero(comparison.histogram)
+    drawn = slice(int(filled[0]), int(filled[-1]) + 1) if filled.size else slice(0)
     left, right = zip(*comparison.sample, strict=True)
     return {
         "logit_difference_histogram": _chart(
@@ -145,7 +147,7 @@ def charts(comparison: Comparison, *, reference: str, candidate: str) -> dict[st
             kind="bars",
             axes=("absolute difference", "logits"),
             x_scale="log",
-            series=[("logits", [float(c) for c in centres], list(comparison.histogram))],
+            series=[("logits", [float(c) for c in centres[drawn]], list(comparison.histogram[drawn]))],
         ),
         "logit_scatter": _chart(
             f"{candidate} logits against {reference} logits ({len(left)} drawn)",

@@ -54,14 +54,12 @@ def render_chart(chart: Mapping[str, JSON], *, title: bool = False, style: str =
     name = str(chart.get("title", ""))
     legend, legend_height = _legend(chart, series)
     top = (26 if title else 8) + legend_height
-    x = fit(
+    x = (fit_bars if chart.get("kind") == "bars" else fit)(
         [value for one in series for value in one.x],
         start=_LEFT,
         end=WIDTH - _RIGHT,
         log=chart.get("x_scale") == "log" and not labels,
     )
-    if chart.get("kind") == "bars":
-        x = fit_bars([value for one in series for value in one.x], start=_LEFT, end=WIDTH - _RIGHT)
     y = fit(
         [value for one in series for value in one.y],
         start=HEIGHT - _BOTTOM,

@@ -6,7 +6,7 @@ log scale over values that are not all positive shows the positive ones; it neve
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 MAX_TICKS = 6
@@ -79,10 +79,13 @@ def fit(values: Sequence[float], *, start: float, end: float, log: bool = False,
     )
 
 
-def fit_bars(values: Sequence[float], *, start: float, end: float) -> Scale:
-    """A linear scale with room for half a bar's slot on either side."""
-    shown = sorted({value for value in values if _drawable(value, log=False)})
-    plain = fit(shown, start=start, end=end)
+def fit_bars(values: Sequence[float], *, start: float, end: float, log: bool = False) -> Scale:
+    """A scale with room for half a bar's slot on either side."""
+    shown = sorted({value for value in values if _drawable(value, log=log)})
+    plain = fit(shown, start=start, end=end, log=log)
+    if log and shown:
+        slot = min((b / a for a, b in pairwise(shown)), default=1.0) ** 0.6
+        return replace(plain, low=min(plain.low, shown[0] / slot), high=max(plain.high, shown[-1] * slot))
     room = 0.6 * min((b - a for a, b in pairwise(shown)), default=0.0)
     return Scale(
         low=min(plain.low, shown[0] - room) if shown else plain.low,

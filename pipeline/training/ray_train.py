@@ -8,6 +8,7 @@ error that no restart can mend is written down by the rank that met it first, so
 
 import os
 import secrets
+import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ray
+from ray import cloudpickle
 from ray.exceptions import RayActorError, RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig, get_context
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
@@ -106,7 +108,11 @@ def train_on_ray(
     receiver, is_own = _report_receiver()
     launch = _Launch(job=job, gang=gang, launch_id=secrets.token_hex(6), make_reporter=make_reporter, receiver=receiver)
     try:
-        with _environment(_SETTINGS), tempfile.TemporaryDirectory(prefix="pipeline-ray-train-") as storage:
+        with (
+            _environment(_SETTINGS),
+            _own_interrupts(),
+            tempfile.TemporaryDirectory(prefix="pipeline-ray-train-") as storage,
+        ):
             result = _trainer(launch, storage).fit()
         value = result.return_value
     except TrainingFailedError as error:
@@ -132,7 +138,8 @@ def _trainer(launch: _Launch, storage: str) -> TorchTrainer:
         resources["GPU"] = gang.gpus_per_worker
     return TorchTrainer(
         _enter_rank,
-        train_loop_config={"launch": launch},
+        # As bytes, because the controller unpickles this too: its own import of transformers took 3 s of every launch.
+        train_loop_config={"launch": cloudpickle.dumps(launch)},
         scaling_config=ScalingConfig(
             num_workers=gang.num_workers, use_gpu=gang.gpus_per_worker > 0, resources_per_worker=resources
         ),
@@ -147,7 +154,7 @@ def _trainer(launch: _Launch, storage: str) -> TorchTrainer:
 
 def _enter_rank(config: dict[str, Any]) -> TrainResult | None:
     """The process boundary of a rank: train, report, and write down an error that a restart cannot mend."""
-    launch: _Launch = config["launch"]
+    launch: _Launch = cloudpickle.loads(config["launch"])
     store = open_store(launch.job.workspace)
     if read_fatal(store, launch.launch_id) is not None:
         return None
@@ -232,6 +239,19 @@ def _environment(settings: dict[str, str]) -> Iterator[None]:
     finally:
         for name in mine:
             os.environ.pop(name, None)
+
+
+@contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """Put back the SIGINT handler that Ray Train replaces in a main thread; its own keeps the controller alive."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _meaning(error: TrainingFailedError, launch: _Launch) -> PipelineError:

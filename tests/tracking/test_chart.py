@@ -1,4 +1,5 @@
 import math
+import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -97,3 +98,15 @@ def test_a_standalone_picture_brings_its_style_and_title():
     text = standalone_svg(chart(("a", [1, 2], [1, 2]), title="the title"))
     assert "prefers-color-scheme" in text
     assert "the title" in "".join(parse(text).itertext())
+
+
+def test_bars_on_a_logarithmic_axis_are_spread_by_their_exponents() -> None:
+    chart = {
+        "title": "differences",
+        "kind": "bars",
+        "x_scale": "log",
+        "series": [{"name": "logits", "x": [1e-8, 1e-7, 1e-6], "y": [3, 2, 1]}],
+    }
+    places = [float(x) for x in re.findall(r'<rect x="([\d.]+)"', render_chart(chart))][:3]
+    assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=0.2)
+    assert places[1] - places[0] > 20
