@@ -120,10 +120,11 @@ class LiveObserver:
 
     def _table(self) -> Table:
         now = time.time()
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
-        for title in ("stage", "status", "attempt", "time"):
-            table.add_column(title, no_wrap=True)
-        table.add_column("", overflow="ellipsis", no_wrap=True)
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=True)
+        names = [len(name) for name in self._state.stages]
+        for title, width in (("stage", max(names, default=5)), ("status", 11), ("attempt", 7), ("time", 12)):
+            table.add_column(title, no_wrap=True, width=width)
+        table.add_column("", overflow="ellipsis", no_wrap=True, ratio=1)  # takes what a narrow terminal leaves
         for stage in self._state.stages.values():
             table.add_row(
                 escape(stage.name),
