@@ -4,6 +4,7 @@ Pure. The one decision: a terminal gets colour, a pipe gets the same words witho
 """
 
 import json
+import math
 import sys
 import time
 from typing import Any
@@ -58,7 +59,7 @@ def moment(seconds: float) -> str:
 
 def number(value: float) -> str:
     """Integers with separators, the rest with four significant digits."""
-    if value == int(value) and abs(value) < 1e15:
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
