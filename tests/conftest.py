@@ -24,6 +24,7 @@ SERIAL_MARKERS = ("ray", "slow", "browser")
 SESSION_CPUS = 4
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.get_closest_marker(name) for name in SERIAL_MARKERS):

@@ -22,7 +22,7 @@ from pipeline.training.config import TrainConfig, plan_batch
 from pipeline.training.device import choose_device
 from pipeline.training.model import check_fits, model_config, read_model_config
 from pipeline.training.ray_train import Gang, cluster_gpus, train_on_ray
-from pipeline.training.session import TrainJob
+from pipeline.training.session import TrainJob, TrainResult
 from pipeline.training.sharding import check_precision
 from pipeline.training.worker import backend_of
 
@@ -76,16 +76,7 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
     export_checkpoint(open_store(context.workspace), result.commit, context.output("checkpoint"))
     state = result.state
     return StageResult(
-        metrics={
-            "train_loss": state.train_loss,
-            "validation_loss": state.validation_loss,
-            "initial_validation_loss": state.initial_validation_loss,
-            "tokens_per_second": result.tokens_per_second,
-            "num_parameters": float(result.num_parameters),
-            "num_tokens": float(state.tokens),
-            "steps": float(state.step),
-            "resumed_from_step": float(result.resumed_from_step),
-        },
+        metrics=_metrics(result),
         facts={
             "device": device.device,
             "device_reason": device.reason,
@@ -96,6 +87,20 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
             "checkpoint_generation": result.commit.key.generation,
         },
     )
+
+
+def _metrics(result: TrainResult) -> dict[str, float]:
+    state = result.state
+    return {
+        "train_loss": state.train_loss,
+        "validation_loss": state.validation_loss,
+        "initial_validation_loss": state.initial_validation_loss,
+        "tokens_per_second": result.tokens_per_second,
+        "num_parameters": float(result.num_parameters),
+        "num_tokens": float(state.tokens),
+        "steps": float(state.step),
+        "resumed_from_step": float(result.resumed_from_step),
+    }
 
 
 def export_checkpoint(store: Store, commit: CheckpointCommit, directory: Path) -> None:
