@@ -20,9 +20,10 @@ from pipeline.training.checkpoint import CONFIG_NAME, DCP_DIRECTORY, STATE_NAME,
 from pipeline.training.commit import COMMIT_NAME, CheckpointCommit
 from pipeline.training.config import TrainConfig, plan_batch
 from pipeline.training.device import choose_device
+from pipeline.training.loop import TrainResult
 from pipeline.training.model import check_fits, model_config, read_model_config
 from pipeline.training.ray_train import Gang, cluster_gpus, train_on_ray
-from pipeline.training.session import TrainJob, TrainResult
+from pipeline.training.session import TrainJob
 from pipeline.training.sharding import check_precision
 from pipeline.training.worker import backend_of
 
