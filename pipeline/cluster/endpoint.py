@@ -23,11 +23,13 @@ class HasFacts(Protocol):
         ...
 
 
-def why_not_live(commit: HasFacts, environment: Mapping[str, str]) -> str | None:
+def why_not_live(commit: HasFacts, environment: Mapping[str, str], registry: object = None) -> str | None:
     """Why the endpoint of a committed deployment is not live, in plain words, or None where it is.
 
-    Where the run is ephemeral nothing is kept up after it, so the committed smoke request is what counts.
+    Where the run is ephemeral nothing is kept up after it, so the committed smoke request is what counts. The model
+    registry has no say in it.
     """
+    del registry
     if environment.get("ephemeral") == "1":
         return None
     facts = commit.facts

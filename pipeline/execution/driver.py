@@ -174,6 +174,7 @@ def _make_runner(
         environment=scope.environment,
         hashes=True,
         force=options.force,
+        registry=scope.tracker.registry,
     )
     return Runner(
         flow.stages,

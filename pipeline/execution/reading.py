@@ -17,6 +17,7 @@ from pipeline.artifacts.commit import Commit, find_commit, why_damaged
 from pipeline.artifacts.store import Store
 from pipeline.errors import ArtifactError
 from pipeline.plan.stage import ResolvedStage
+from pipeline.stages.protocol import ModelRegistry
 
 
 @dataclass(kw_only=True)
@@ -29,6 +30,8 @@ class Reading:
     environment: Mapping[str, str]
     hashes: bool
     force: AbstractSet[str] = field(default_factory=frozenset)
+    registry: ModelRegistry | None = None
+    """The tracker's, where a run asks; `plan` loads no tracker."""
     _sources: dict[str, Mapping[str, str]] = field(default_factory=dict)
 
     def lookup(self, fingerprint: str) -> Commit | None:
@@ -52,7 +55,7 @@ class Reading:
         damage = why_damaged(self.store, commit, hashes=self.hashes)
         if damage is not None or stage.kind.verify is None:
             return damage
-        reason: str | None = _resolve(stage.kind.verify)(commit, self.environment)
+        reason: str | None = _resolve(stage.kind.verify)(commit, self.environment, self.registry)
         return reason
 
     @property

@@ -108,6 +108,14 @@ class ModelVersion:
 class ModelRegistry(Protocol):
     """The part of the tracker that a registering stage may use; only stages that run on the driver get one."""
 
+    def has(self, *, name: str, version: str) -> bool:
+        """True where the registry holds this version of this model.
+
+        Raises:
+            TrackingError: the registry is away or refused.
+        """
+        ...
+
     def register(
         self, *, name: str, source: str, tags: Mapping[str, str], alias: str | None, description: str
     ) -> ModelVersion:

@@ -10,12 +10,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
-from pipeline.artifacts.commit import find_commit
+from pipeline.artifacts.commit import Commit, find_commit
 from pipeline.artifacts.store import open_store
 from pipeline.errors import GateError, TrackingError
 from pipeline.spec.gate import GateVerdict
 from pipeline.stages.parameters import RegisterModelParameters
-from pipeline.stages.protocol import InputArtifact, StageContext, StageResult
+from pipeline.stages.protocol import InputArtifact, ModelRegistry, StageContext, StageResult
+
+
+def why_not_registered(commit: Commit, environment: Mapping[str, str], registry: ModelRegistry | None) -> str | None:
+    """Why a committed registration no longer holds, or None; a registry that cannot be asked speaks against nothing."""
+    name, version = str(commit.facts["name"]), str(commit.facts["version"])
+    try:
+        is_there = registry is None or registry.has(name=name, version=version)
+    except TrackingError:
+        return None
+    return None if is_there else f"the registry has no version {version} of {name!r} any more"
 
 
 def run(context: StageContext[RegisterModelParameters]) -> StageResult:

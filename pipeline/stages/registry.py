@@ -45,7 +45,10 @@ class StageKind:
     sources: str | None = None
     """`module:function` `(parameters, project_root) -> Mapping[str, str]`: digests of what it reads from outside."""
     verify: str | None = None
-    """`module:function` `(commit, environment) -> str | None`: why a committed result no longer holds. Light."""
+    """`module:function` `(commit, environment, registry) -> str | None`: why a committed result no longer holds.
+
+    Light, for `plan` asks too; it has no registry to give.
+    """
     summary: str = ""
     gang: bool = False
     """True where `resources.workers` starts that many workers beside the stage's own actor."""
@@ -148,6 +151,7 @@ KINDS: Mapping[str, StageKind] = {
             outputs={"registration": "registration"},
             framework=Framework.NONE,
             location=Location.DRIVER,
+            verify="pipeline.stages.register_model:why_not_registered",
             summary="register a model version with its lineage and move the alias",
             default_metrics=("version",),
         ),

@@ -139,6 +139,14 @@ class MemoryTracker:
 class NoRegistry:
     """The registry of a run without tracking."""
 
+    def has(self, *, name: str, version: str) -> bool:
+        """Always raises: nobody can be asked.
+
+        Raises:
+            TrackingError: always.
+        """
+        raise TrackingError(f"cannot look for version {version} of {name!r}: this run is not tracked")
+
     def register(
         self, *, name: str, source: str, tags: Mapping[str, str], alias: str | None, description: str
     ) -> ModelVersion:
@@ -170,6 +178,10 @@ class MemoryRegistry:
         self.versions: list[RememberedVersion] = []
         self.aliases: dict[tuple[str, str], str] = {}
         self.moves: list[dict[str, str | float | None]] = []
+
+    def has(self, *, name: str, version: str) -> bool:
+        """As `ModelRegistry.has`."""
+        return any((known.version.name, known.version.version) == (name, version) for known in self.versions)
 
     def register(
         self, *, name: str, source: str, tags: Mapping[str, str], alias: str | None, description: str

@@ -34,6 +34,21 @@ class MlflowRegistry:
     def __init__(self, *, uri: str) -> None:
         self._uri = uri
 
+    def has(self, *, name: str, version: str) -> bool:
+        """True where the registry holds this version and has not deleted it.
+
+        Raises:
+            TrackingError: the registry is away or refused.
+        """
+        try:
+            client = open_client(self._uri)
+            with translated(self._uri):
+                return client.get_model_version(name, version).current_stage != "Deleted_Internal"
+        except ServerAwayError as error:
+            raise TrackingError(f"cannot look for {name!r}: the model registry is away: {error}") from error
+        except RefusedError:
+            return False  # it answered, and knows no such model or version
+
     def register(
         self, *, name: str, source: str, tags: Mapping[str, str], alias: str | None, description: str
     ) -> ModelVersion:

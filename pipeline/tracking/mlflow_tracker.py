@@ -148,6 +148,11 @@ class _LazyRegistry:
         self._uri = uri
         self._delivery = delivery
 
+    def has(self, *, name: str, version: str) -> bool:
+        """As `ModelRegistry.has`."""
+        registry: ModelRegistry = _resolve(REGISTRY)(uri=self._uri)
+        return registry.has(name=name, version=version)
+
     def register(
         self, *, name: str, source: str, tags: Mapping[str, str], alias: str | None, description: str
     ) -> ModelVersion:

@@ -54,7 +54,9 @@ def shard_model(
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in blocks_of(model):
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+    # The root keeps its parameters between forward and backward, which begins with the head: freeing them there only
+    # costs a second all-gather (3 % of a step of the 8 M model over gloo).
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     _divide_explicitly(model, mesh)
 
 

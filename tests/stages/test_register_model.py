@@ -9,7 +9,7 @@ from pipeline.errors import GateError, TrackingError
 from pipeline.spec.gate import Gate
 from pipeline.stages.parameters import RegisterModelParameters
 from pipeline.stages.protocol import InputArtifact, Resources, StageContext
-from pipeline.stages.register_model import run
+from pipeline.stages.register_model import run, why_not_registered
 from pipeline.stages.reporting import BufferedReporter
 from pipeline.tracking.memory_tracker import MemoryRegistry, NoRegistry
 
@@ -172,3 +172,28 @@ def test_the_second_model_moves_the_alias(context, registry):
 def test_without_a_registry_the_stage_says_so(context, registry_given):
     with pytest.raises(TrackingError):
         run(replace(context, registry=registry_given))
+
+
+def committed(name="llm", version="1"):
+    return Commit(
+        fingerprint="f",
+        attempt_key="artifacts/f/run-1",
+        kind="register.model",
+        stage="register",
+        flow="llm",
+        run_id="run",
+        created_at=0.0,
+        outputs={},
+        facts={"name": name, "version": version},
+    )
+
+
+def test_a_registration_holds_while_the_registry_has_the_version(registry):
+    version = registry.register(name="llm", source="model", tags={}, alias=None, description="")
+    assert why_not_registered(committed(version=version.version), {}, registry) is None
+    assert why_not_registered(committed(version="7"), {}, registry) == "the registry has no version 7 of 'llm' any more"
+
+
+@pytest.mark.parametrize("registry", [None, NoRegistry()])
+def test_a_registry_that_cannot_be_asked_speaks_against_nothing(registry):
+    assert why_not_registered(committed(), {}, registry) is None

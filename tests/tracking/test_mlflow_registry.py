@@ -86,3 +86,12 @@ def test_a_registry_that_is_away_is_an_infrastructure_error_with_a_hint(name):
     assert "away" in str(caught.value)
     assert "hint: start the tracking server" in str(caught.value)
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_deleted_version_is_not_there(registry, mlflow_client, name):
+    version = register(registry, name, fingerprint="a").version
+    assert registry.has(name=name, version=version)
+    assert not registry.has(name=name, version="99")
+    assert not registry.has(name="nosuch", version="1")
+    mlflow_client.delete_model_version(name, version)
+    assert not registry.has(name=name, version=version)
