@@ -39,11 +39,14 @@ run: setup
 down: setup
 	$(BIN)/pipeline down
 
-test: setup-test
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+# What needs a cluster, a browser or many seconds runs one after the other, on a machine that does nothing else.
+SERIAL := slow or ray or browser
+
+test: test-fast
+	$(BIN)/python -m pytest -m "$(SERIAL)"
 
 test-fast: setup-test
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not ray and not browser"
+	$(BIN)/python -m pytest -n 2 -m "not ($(SERIAL))"
 
 check: setup-test
 	$(BIN)/ruff format --check .

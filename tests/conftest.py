@@ -1,7 +1,8 @@
 """Fixtures of the whole suite, and the rules it runs under.
 
-One Ray head is started once a session, by the product's own code, and dies with the test process. Tests marked `ray`,
-`slow` or `browser` share one xdist group, so that two cores are never asked for more than one cluster's work.
+One Ray head is started once a session, by the product's own code, and dies with the test process. `make test` runs the
+tests marked `ray`, `slow` or `browser` one after the other, after the others ran side by side: two cores are never asked
+for more than one cluster's work.
 """
 
 import os
@@ -20,15 +21,7 @@ os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 PROJECT = Path(__file__).resolve().parent.parent
-SERIAL_MARKERS = ("ray", "slow", "browser")
 SESSION_CPUS = 4
-
-
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if any(item.get_closest_marker(name) for name in SERIAL_MARKERS):
-            item.add_marker(pytest.mark.xdist_group("serial"))
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,8 @@ from pipeline.errors import ClusterError
 HEAD_NAME = "head.json"
 START_TIMEOUT_SECONDS = 60.0
 STOP_TIMEOUT_SECONDS = 15.0
+AT_ONCE = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
+"""Ray would drain the node for up to 30 s on SIGTERM; the only node of a cluster has nobody to hand its work to."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -115,7 +117,7 @@ def start_head(
         *("--include-dashboard", "false", "--disable-usage-stats", "--temp-dir", str(temporary)),
         *("--ray-client-server-port", str(free_port())),
     ]
-    variables = {**environment(temporary), **_authentication()}
+    variables = {**environment(temporary), **_authentication(), **AT_ONCE}
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             command,
