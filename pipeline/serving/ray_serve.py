@@ -77,6 +77,7 @@ def ensure_serving(*, host: str, port: int | None) -> Endpoint:
 
     Raises:
         ParameterError: Serve runs at another port than the one asked for, or that port is taken.
+        ClusterError: Serve's proxy did not come up.
     """
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is not None:
@@ -92,8 +93,18 @@ def ensure_serving(*, host: str, port: int | None) -> Endpoint:
     chosen = port if port is not None else next((p for p in PORTS if _is_free(host, p)), None)
     if chosen is None:
         raise ClusterError(f"no free TCP port between {PORTS.start} and {PORTS.stop - 1} on this machine")
-    serve.start(http_options=HTTPOptions(host=host, port=chosen))
+    try:
+        serve.start(http_options=HTTPOptions(host=host, port=chosen))
+    except RuntimeError as error:
+        # Another server may have taken the port since it was looked at. Serve keeps its first address for good, so it
+        # goes, and the next attempt chooses anew.
+        serve.shutdown()
+        raise ClusterError(f"Ray Serve could not listen on {host}:{chosen}: {_last_lines(error)}") from error
     return Endpoint(host=_reachable(host), port=chosen, route_prefix="/")
+
+
+def _last_lines(error: BaseException) -> str:
+    return " ".join(line.strip() for line in str(error).splitlines()[-4:])
 
 
 def deploy(
