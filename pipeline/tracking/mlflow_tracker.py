@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import TrackingError
 from pipeline.stages.protocol import ModelRegistry, ModelVersion, Report
 from pipeline.tracking.delivery import (
     DeliverReports,
@@ -149,7 +150,9 @@ class _LazyRegistry:
         self._delivery = delivery
 
     def has(self, *, name: str, version: str) -> bool:
-        """As `ModelRegistry.has`."""
+        """As `ModelRegistry.has`, once everything queued is delivered: MLflow cannot be imported by two threads."""
+        if not self._delivery.flush(timeout_seconds=REGISTRY_FLUSH_SECONDS):
+            raise TrackingError(f"cannot look for {name!r}: the tracking server does not answer")
         registry: ModelRegistry = _resolve(REGISTRY)(uri=self._uri)
         return registry.has(name=name, version=version)
 

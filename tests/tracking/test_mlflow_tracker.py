@@ -293,3 +293,21 @@ def test_when_the_server_comes_back_delivery_resumes_and_the_late_runs_are_whole
     assert server.poll() is not None
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(url, timeout=2)
+
+
+def test_the_registry_is_asked_only_after_what_is_queued(mlflow_store):
+    """In a fresh interpreter, where the delivery thread is still importing MLflow when the registry is asked."""
+    script = (
+        "import sys; sys.path[:0] = PATHS\n"
+        "from sample_run import llm_run\n"
+        "from pipeline.tracking.mlflow_tracker import store_tracker\n"
+        "from pathlib import Path\n"
+        "tracker = store_tracker(Path(STORE))\n"
+        "tracker.start_run(llm_run())\n"
+        "print(tracker.registry.has(name='nosuch', version='1'))\n"
+        "tracker.close(timeout_seconds=30)\n"
+    )
+    script = script.replace("PATHS", repr([str(Path(__file__).parent)])).replace("STORE", repr(str(mlflow_store)))
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+        assert done.stdout.strip() == "False", done.stderr[-2000:]
