@@ -169,7 +169,8 @@ def _family(head: Head) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if os.getsid(process.pid) == head.pid or head.temporary_directory in " ".join(process.cmdline()):
+            names_it = f"{head.temporary_directory}/" in "/ ".join(process.cmdline()) + "/"
+            if os.getsid(process.pid) == head.pid or names_it:
                 found.append(process)
         except (ProcessLookupError, PermissionError, psutil.Error):
             continue
