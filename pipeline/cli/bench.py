@@ -29,15 +29,15 @@ def bench(*, name: str, rounds: int, store: str | None, as_json: bool, no_tracki
         )
     result = _load(BENCHES[name])(rounds=rounds)
     value = result.to_json()
+    if as_json:
+        print_json(value)
+    else:
+        _print(value)
     if not no_tracking:
         place = find_place(start=Path.cwd(), store=store)
         root = None if place.tracking_uri else str(place.state_directory / "mlflow-artifacts")
         place.state_directory.mkdir(parents=True, exist_ok=True)
         _load(BENCH_LOG)(default_tracking_uri(place), artifact_root=root, name=name, result=value)
-    if as_json:
-        print_json(value)
-    else:
-        _print(value)
     return 0 if all(row["ok"] for row in value["rows"]) else 1
 
 

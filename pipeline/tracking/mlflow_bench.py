@@ -5,6 +5,7 @@ beside its ratios, so that any row can be read again.
 """
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,8 @@ from pipeline.errors import TrackingError
 from pipeline.tracking.mlflow_settings import apply_client_settings
 
 EXPERIMENT = "bench"
+_NOT_IN_NAMES = re.compile(r"[^\w .:/-]")
+"""Characters that MLflow refuses in the name of a metric."""
 
 
 def log_bench(uri: str, *, artifact_root: str | None, name: str, result: Mapping[str, Any]) -> None:
@@ -50,7 +53,7 @@ def log_bench(uri: str, *, artifact_root: str | None, name: str, result: Mapping
         }
         client.log_batch(
             run,
-            metrics=[Metric(key.replace(" ", "_"), float(value), now, 0) for key, value in figures.items()],
+            metrics=[Metric(_NOT_IN_NAMES.sub("_", key), float(value), now, 0) for key, value in figures.items()],
             params=[Param(f"machine.{key}", str(value)) for key, value in result["machine"].items()],
             tags=[RunTag("pipeline.ok", str(all(row["ok"] for row in result["rows"])))],
         )
