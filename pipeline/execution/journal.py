@@ -6,6 +6,7 @@ snapshot of each stage, and a lost event costs a moment of history and nothing e
 """
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -134,7 +135,7 @@ def read_run(store: Store, run_id: str, *, series: bool) -> RunView:
     return RunView(
         run_id=run_id,
         flow=record.flow,
-        flow_file=record.flow_file,
+        flow_file=os.path.relpath(record.flow_file, record.project_root),
         flow_text=record.resolved_text,
         status=RunStatus(run["status"]),
         started_at=record.started_at,

@@ -43,8 +43,11 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
         CheckpointError: a checkpoint could not be written, or none of those that exist could be read.
     """
     parameters, resources = context.parameters, context.resources
-    dataset_path = context.input("dataset").path
+    source = context.input("dataset")
+    dataset_path = source.path
     dataset = PackedDataset.open(dataset_path)
+    rows = {split: dataset.num_rows(split) for split in ("train", "validation")}
+    context.reporter.dataset("train", digest=source.digest, source=source.stage, facts={"rows": rows})
     config = TrainConfig(
         model=read_model_config(context.project_root / parameters.model),
         **parameters.model_dump(exclude=NOT_CONFIG),
