@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from flax import nnx
 
-from converters.convert import to_torch
+from converters.conversion import to_torch
 from converters.manifest import ConversionManifest
 from converters.readers import open_source
 from converters.torch_model import load_torch_model
 from converters.wrappers import canonical_names
 from pipeline.errors import ConversionError
-from pipeline.models.checkpoint import PARAMETERS_DIRECTORY, load_model, read_config, read_parameters
+from pipeline.models.checkpoint import PARAMETERS_DIRECTORY, load_model, read_parameters
+from pipeline.models.config_file import read_config
 
 
 @dataclass(frozen=True, kw_only=True)

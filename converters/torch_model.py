@@ -14,7 +14,7 @@ from converters.operations import FLOAT_DTYPES
 from converters.readers import open_source
 from converters.wrappers import canonical_names
 from pipeline.errors import ConversionError
-from pipeline.models.checkpoint import read_config
+from pipeline.models.config_file import read_config
 
 
 def load_torch_model(checkpoint: Path) -> torch.nn.Module:

@@ -34,3 +34,8 @@ class FamilyTable:
     ties: tuple[Tie, ...] = ()
     hints: Mapping[str, str] = field(default_factory=dict)
     """Why a leaf may be unfilled or a tensor unwanted, by its name or template."""
+    carried: tuple[str, ...] = ()
+    """Templates of source tensors that the Flax model does not use and that go back unchanged (counters, say)."""
+    blocks: tuple[tuple[str, str], ...] = ()
+    """Templates of torch module path and Flax module path whose outputs are the same activation; the Flax side taps
+    it. In the order in which they run."""

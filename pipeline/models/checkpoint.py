@@ -21,9 +21,10 @@ import tensorstore
 from flax import nnx
 
 from pipeline.errors import ArtifactError
-from pipeline.models.registry import family_of
+from pipeline.models.description import ModelDescription, leaf_dtype
+from pipeline.models.registry import describe
+from pipeline.models.variables import LEAVES
 
-CONFIG_FILE = "config.json"
 PARAMETERS_DIRECTORY = "params"
 STORED_DTYPES = ("float32", "bfloat16", "float16")
 _MAX_COMPLAINTS = 20
@@ -72,35 +73,14 @@ def read_parameters(directory: Path) -> dict[str, np.ndarray[Any, Any]]:
     return leaves
 
 
-def abstract_leaves(config: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes (and the default float32) of every leaf that a transformers config asks for; allocates nothing.
-
-    Raises:
-        ParameterError: the config is of no known family or not supported.
-    """
-    state = nnx.to_flat_state(nnx.state(_abstract_model(config), nnx.Param))
-    return {_dotted(path): variable.get_value() for path, variable in state}
+def abstract_leaves(description: ModelDescription) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes (and default dtypes) of every leaf of the described model; allocates nothing."""
+    return model_leaves(description.abstract())
 
 
-def model_leaves(model: nnx.Module) -> dict[str, jax.Array]:
-    """The parameters of a module by dotted path."""
-    return {_dotted(path): variable.get_value() for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param))}
-
-
-def read_config(directory: Path) -> dict[str, Any]:
-    """`config.json` of a model directory.
-
-    Raises:
-        ArtifactError: it is missing or not a JSON object.
-    """
-    path = directory / CONFIG_FILE
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ArtifactError(f"{path}: must be a JSON object, found {type(config).__name__}")
-    return config
+def model_leaves(model: nnx.Module) -> dict[str, Any]:
+    """The leaves of a module by dotted path."""
+    return {_dotted(path): variable.get_value() for path, variable in _items(nnx.state(model, LEAVES))}
 
 
 def load_model(directory: Path, *, dtype: str | None) -> nnx.Module:
@@ -114,13 +94,15 @@ def load_model(directory: Path, *, dtype: str | None) -> nnx.Module:
         ArtifactError: leaves are missing, surplus, of another shape or not of a stored dtype; all in one message.
         ParameterError: the config is of no known family or not supported.
     """
-    config = read_config(directory)
-    return build_model(config, read_parameters(directory / PARAMETERS_DIRECTORY), dtype=dtype, source=str(directory))
+    leaves = read_parameters(directory / PARAMETERS_DIRECTORY)
+    return build_model(describe(directory), leaves, dtype=dtype, source=str(directory))
 
 
-def build_model(config: Mapping[str, Any], leaves: Mapping[str, Any], *, dtype: str | None, source: str) -> nnx.Module:
+def build_model(
+    description: ModelDescription, leaves: Mapping[str, Any], *, dtype: str | None, source: str
+) -> nnx.Module:
     """As `load_model`, from leaves in memory; `source` names them in errors."""
-    wanted = abstract_leaves(config)
+    wanted = abstract_leaves(description)
     complaints = _complaints(wanted, leaves)
     if complaints:
         shown = complaints[:_MAX_COMPLAINTS]
@@ -131,16 +113,13 @@ def build_model(config: Mapping[str, Any], leaves: Mapping[str, Any], *, dtype: 
             + "\n".join(f"  {line}" for line in shown),
             hint="convert the checkpoint again, or restore the config.json it was converted with",
         )
-    abstract = _abstract_model(config)
-    graph, state = nnx.split(abstract)
-    flat = {path: variable.replace(jnp.asarray(leaves[_dotted(path)], dtype)) for path, variable in _items(state)}
-    return nnx.merge(graph, nnx.from_flat_state(flat))
+    graph, state, rest = nnx.split(description.abstract(), LEAVES, ...)
+    flat = {path: variable.replace(_placed(leaves[_dotted(path)], dtype)) for path, variable in _items(state)}
+    return nnx.merge(graph, nnx.from_flat_state(flat), rest)
 
 
-def _abstract_model(config: Mapping[str, Any]) -> Any:
-    family = family_of(config)
-    parsed = family.config.from_dict(config)
-    return nnx.eval_shape(lambda: family.module(parsed, rngs=nnx.Rngs(0)))
+def _placed(leaf: Any, dtype: str | None) -> jax.Array:
+    return jnp.asarray(leaf, leaf_dtype(leaf.dtype, dtype))
 
 
 def _complaints(wanted: Mapping[str, jax.ShapeDtypeStruct], found: Mapping[str, Any]) -> list[str]:
@@ -150,7 +129,7 @@ def _complaints(wanted: Mapping[str, jax.ShapeDtypeStruct], found: Mapping[str, 
         leaf = found[path]
         if tuple(leaf.shape) != tuple(wanted[path].shape):
             lines.append(f"shape: {path} is {tuple(leaf.shape)}, must be {tuple(wanted[path].shape)}")
-        if str(leaf.dtype) not in STORED_DTYPES:
+        if str(leaf.dtype) not in STORED_DTYPES and jnp.issubdtype(wanted[path].dtype, jnp.floating):
             lines.append(f"dtype: {path} is {leaf.dtype}, must be one of {', '.join(STORED_DTYPES)}")
     return lines
 

@@ -1,32 +1,41 @@
 """Which model families exist.
 
-Owns the table from a config's `model_type` to its config and module classes. Knows nothing of checkpoints. The one
-decision: families are rows here; conversion, evaluation and serving find a model only through this table.
+Owns the table from a config's `model_type` to its config and module classes. Knows nothing of weights. The one
+decision: families are rows; conversion, evaluation and serving find a model only through this table, and through
+`describe`, which also knows the models that were traced.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from flax import nnx
-
 from pipeline.errors import ParameterError, nearest_name
-from pipeline.models.llama import Llama
-from pipeline.models.llama_config import LlamaConfig
+from pipeline.models.config_file import read_config
+from pipeline.models.decoder_families import DECODERS
+from pipeline.models.description import ModelDescription
+from pipeline.models.family import Family, FamilyModel
+
+FAMILIES: Mapping[str, Family] = {**DECODERS}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Family:
-    """One model family: how its config is read and which module it makes."""
+def describe(directory: Path) -> ModelDescription:
+    """What the model directory describes.
 
-    model_type: str
-    config: type[LlamaConfig]
-    module: type[nnx.Module]
+    Raises:
+        ArtifactError: its description is missing or malformed.
+        ParameterError: the config is of no known family or not supported.
+    """
+    return describe_config(read_config(directory))
 
 
-FAMILIES: Mapping[str, Family] = {
-    family.model_type: family for family in (Family(model_type="llama", config=LlamaConfig, module=Llama),)
-}
+def describe_config(config: Mapping[str, Any]) -> ModelDescription:
+    """What a transformers config describes.
+
+    Raises:
+        ParameterError: the config is of no known family or not supported.
+    """
+    family = family_of(config)
+    return FamilyModel(family=family, parsed=family.config.from_dict(config))
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -42,6 +51,6 @@ def family_of(config: Mapping[str, Any]) -> Family:
         raise ParameterError(
             f"model config: model_type is {model_type!r}; allowed: {', '.join(FAMILIES)}"
             + (f"; did you mean {guess!r}?" if guess else ""),
-            hint="add the family to pipeline/models/registry.py, or convert another model",
+            hint="convert the checkpoint by tracing (`via: trace`), or add the family to pipeline/models/",
         )
     return family

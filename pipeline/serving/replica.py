@@ -17,7 +17,8 @@ from starlette.applications import Starlette
 from tokenizers import Tokenizer
 
 from pipeline.errors import ArtifactError, ParameterError
-from pipeline.models.checkpoint import load_model, read_config
+from pipeline.models.checkpoint import load_model
+from pipeline.models.config_file import read_config
 from pipeline.models.llama import Llama
 from pipeline.serving.buckets import Buckets
 from pipeline.serving.completion_request import ServedModel

@@ -5,7 +5,7 @@ nothing of rules or formats. The one decision: the conversion record travels ins
 model later can say where every leaf came from.
 """
 
-from converters.convert import convert
+from converters.conversion import convert
 from pipeline.stages.parameters import ConvertFlaxParameters
 from pipeline.stages.protocol import StageContext, StageResult
 

@@ -13,7 +13,8 @@ from pipeline.errors import StageError
 from pipeline.evaluation.flax_predictor import FlaxPredictor, choose_device
 from pipeline.evaluation.held_out import check_language, spread_rows
 from pipeline.evaluation.scoring import score
-from pipeline.models.checkpoint import load_model, read_config
+from pipeline.models.checkpoint import load_model
+from pipeline.models.config_file import read_config
 from pipeline.stages.parameters import EvaluateLossParameters
 from pipeline.stages.protocol import StageContext, StageResult
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from converters.convert import convert, target_shapes
+from converters.conversion import convert, target_shapes
 from converters.families.registry import table_for
 from converters.manifest import ConversionManifest
 from converters.rules import match

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from converters.convert import convert
+from converters.conversion import convert
 from converters.parity import compare_tensors, load_pair
 from converters.torch_model import load_torch_model
 from pipeline.errors import ConversionError

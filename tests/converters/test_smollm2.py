@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from converters.convert import convert
+from converters.conversion import convert
 from converters.operations import DeinterleaveRope
 from converters.parity import compare_tensors, load_pair
 from converters.rules import match, render

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.errors import ArtifactError, ParameterError
 from pipeline.models.checkpoint import abstract_leaves, load_model, model_leaves, read_parameters, save_parameters
+from pipeline.models.registry import describe_config
 
 CONFIG = {
     "model_type": "llama",
@@ -24,7 +25,10 @@ CONFIG = {
 
 def random_leaves(config=CONFIG, dtype=np.float32):
     rng = np.random.default_rng(0)
-    return {path: rng.normal(size=leaf.shape).astype(dtype) for path, leaf in abstract_leaves(config).items()}
+    return {
+        path: rng.normal(size=leaf.shape).astype(dtype)
+        for path, leaf in abstract_leaves(describe_config(config)).items()
+    }
 
 
 @pytest.fixture
@@ -44,13 +48,15 @@ def test_parameters_come_back_bit_for_bit_with_eleven_layers(saved):
 
 
 def test_leaf_paths_are_the_contract_of_the_converter():
-    paths = abstract_leaves(CONFIG)
+    paths = abstract_leaves(describe_config(CONFIG))
     assert paths["embed_tokens.embedding"].shape == (61, 32)
     assert paths["layers.10.attention.k_proj.kernel"].shape == (32, 16)
     assert paths["layers.0.mlp.down_proj.kernel"].shape == (48, 32)
     assert paths["layers.0.post_attention_norm.scale"].shape == (32,)
     assert paths["lm_head.kernel"].shape == (32, 61)
-    assert not any(path.startswith("lm_head") for path in abstract_leaves({**CONFIG, "tie_word_embeddings": True}))
+    assert not any(
+        path.startswith("lm_head") for path in abstract_leaves(describe_config({**CONFIG, "tie_word_embeddings": True}))
+    )
 
 
 def test_bfloat16_is_kept_and_can_be_cast(tmp_path):
@@ -125,11 +131,11 @@ def test_a_directory_without_checkpoint_is_named(tmp_path):
 
 def test_abstract_leaves_and_existing_directories_are_refused_when_saving(tmp_path):
     with pytest.raises(ArtifactError, match=r"norm\.scale"):
-        save_parameters(tmp_path / "params", abstract_leaves(CONFIG))
+        save_parameters(tmp_path / "params", abstract_leaves(describe_config(CONFIG)))
     with pytest.raises(ArtifactError, match="exists already"):
         save_parameters(tmp_path, random_leaves())
 
 
 def test_an_unknown_family_names_the_nearest():
     with pytest.raises(ParameterError, match="did you mean 'llama'"):
-        abstract_leaves({**CONFIG, "model_type": "lama"})
+        abstract_leaves(describe_config({**CONFIG, "model_type": "lama"}))

@@ -8,6 +8,7 @@ import transformers
 from flax import nnx
 
 from pipeline.models.checkpoint import abstract_leaves, build_model
+from pipeline.models.registry import describe_config
 
 # float32, two layers, logits of size about 1: measured at most 4e-6.
 LOGIT_TOLERANCE = 3e-5
@@ -66,8 +67,8 @@ def test_logits_equal_those_of_transformers(rope, tied, biased):
         if not (tied and path.startswith("lm_head")):
             leaves[path] = tensor.numpy().T if transposed else tensor.numpy()
     given = config.to_dict()
-    assert leaves.keys() == abstract_leaves(given).keys()
-    model = build_model(given, leaves, dtype=None, source="test")
+    assert leaves.keys() == abstract_leaves(describe_config(given)).keys()
+    model = build_model(describe_config(given), leaves, dtype=None, source="test")
     tokens = np.random.default_rng(1).integers(0, 97, (2, 90))
     with torch.no_grad():
         expected = reference(torch.from_numpy(tokens)).logits.numpy()

@@ -9,6 +9,7 @@ from flax import nnx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pipeline.models.checkpoint import abstract_leaves, build_model, save_parameters
+from pipeline.models.registry import describe_config
 from pipeline.serving.buckets import Buckets
 from pipeline.serving.engine import Engine
 from pipeline.serving.executor import ModelExecutor
@@ -37,7 +38,7 @@ def random_leaves(seed=0, scale=0.25):
         path: (np.ones(leaf.shape) if path.endswith("scale") else rng.normal(size=leaf.shape) * scale).astype(
             np.float32
         )
-        for path, leaf in abstract_leaves(CONFIG).items()
+        for path, leaf in abstract_leaves(describe_config(CONFIG)).items()
     }
 
 
@@ -62,7 +63,7 @@ def tokenizer():
 
 @pytest.fixture(scope="session")
 def model():
-    return build_model(CONFIG, random_leaves(), dtype="float32", source="test")
+    return build_model(describe_config(CONFIG), random_leaves(), dtype="float32", source="test")
 
 
 @pytest.fixture(scope="session")

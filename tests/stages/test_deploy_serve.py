@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from pipeline.cluster.endpoint import why_not_live
 from pipeline.errors import ArtifactError, ParameterError
 from pipeline.models.checkpoint import abstract_leaves, save_parameters
+from pipeline.models.registry import describe_config
 from pipeline.stages.deploy_serve import run
 from pipeline.stages.parameters import DeployServeParameters
 from pipeline.stages.protocol import InputArtifact, Resources, StageContext
@@ -40,7 +41,7 @@ def write_model(directory, seed=0):
     rng = np.random.default_rng(seed)
     leaves = {
         path: (np.ones(leaf.shape) if path.endswith("scale") else rng.normal(size=leaf.shape) * 0.3).astype(np.float32)
-        for path, leaf in abstract_leaves(CONFIG).items()
+        for path, leaf in abstract_leaves(describe_config(CONFIG)).items()
     }
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(CONFIG))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from converters.convert import convert
+from converters.conversion import convert
 from converters.torch_model import load_torch_model
 from pipeline.data.packed import PackedDataset
 from pipeline.errors import ParameterError

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from converters.convert import convert
+from converters.conversion import convert
 from pipeline.errors import ParameterError, StageError
 from pipeline.models.checkpoint import read_parameters, save_parameters
 from pipeline.spec.gate import Gate

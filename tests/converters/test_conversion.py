@@ -8,11 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-import converters.convert
-from converters.convert import convert, to_torch
+import converters.conversion
+from converters.conversion import convert, to_torch
 from converters.manifest import ConversionManifest
 from pipeline.errors import ArtifactError, ConversionError
-from pipeline.models.checkpoint import load_model, read_config, read_parameters
+from pipeline.models.checkpoint import load_model, read_parameters
+from pipeline.models.config_file import read_config
 
 # float32 products in two orders of summation; logits here reach 60, seen 7e-7 of that.
 RELATIVE_LOGIT_TOLERANCE = 1e-5
@@ -194,7 +195,7 @@ def test_failure_while_writing_leaves_nothing(llama, checkpoint, tmp_path, monke
         (target / "half").write_text("written")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(converters.convert, "save_parameters", full_disk)
+    monkeypatch.setattr(converters.conversion, "save_parameters", full_disk)
     with pytest.raises(OSError, match="No space left"):
         convert(directory, to=tmp_path / "flax")
     assert sorted(tmp_path.iterdir()) == before

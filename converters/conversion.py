@@ -26,9 +26,10 @@ from pipeline.errors import ConversionError
 from pipeline.models.checkpoint import (
     PARAMETERS_DIRECTORY,
     abstract_leaves,
-    read_config,
     save_parameters,
 )
+from pipeline.models.config_file import read_config
+from pipeline.models.registry import describe_config
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -120,7 +121,7 @@ def to_torch(
 
 def target_shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
     """Shape by leaf path of the Flax model that a transformers config describes."""
-    return {path: tuple(leaf.shape) for path, leaf in abstract_leaves(config).items()}
+    return {path: tuple(leaf.shape) for path, leaf in abstract_leaves(describe_config(config)).items()}
 
 
 def _perform(step: Step, *, source: CheckpointSource, plan: MappingPlan) -> tuple[dict[str, Array], Conversion]:

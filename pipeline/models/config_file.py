@@ -1,0 +1,28 @@
+"""`config.json` of a model directory, as transformers writes it.
+
+Owns its name and its reading. Loads no framework.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ArtifactError
+
+CONFIG_FILE = "config.json"
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """`config.json` of a model directory.
+
+    Raises:
+        ArtifactError: it is missing or not a JSON object.
+    """
+    path = directory / CONFIG_FILE
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise ArtifactError(f"{path}: must be a JSON object, found {type(config).__name__}")
+    return config
