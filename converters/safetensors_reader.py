@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from converters.operations import FLOAT_DTYPES, Array
-from converters.source import TensorHeader
+from converters.source import BesideTheWeights, TensorHeader
 from pipeline.errors import CheckpointError
 
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -52,7 +52,7 @@ class _Place:
     num_bytes: int
 
 
-class SafetensorsSource:
+class SafetensorsSource(BesideTheWeights):
     """Open safetensors files; holds headers, no weights."""
 
     format = "safetensors"

@@ -7,11 +7,13 @@ to plan a conversion is in the headers, so a checkpoint that does not fit is ref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from converters.operations import Array, Shape
+from pipeline.errors import CheckpointError
+from pipeline.models.config_file import CONFIG_FILE, read_config
 
-CONFIG_FILE = "config.json"
 COMPANION_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -43,12 +45,34 @@ class CheckpointSource(Protocol):
 
     @property
     def directory(self) -> Path:
-        """Where `config.json` and the tokenizer lie."""
+        """Where the files beside the weights lie."""
         ...
 
     @property
     def headers(self) -> Mapping[str, TensorHeader]:
         """Every model tensor by its stored name, in the order in which reading is cheapest."""
+        ...
+
+    @property
+    def dequantized(self) -> Mapping[str, str]:
+        """How each tensor was stored whose numbers are made from a quantized form (`Q4_1`, `float8 ...`), by name."""
+        ...
+
+    def config(self) -> dict[str, Any]:
+        """The transformers config of the model: `config.json`, or what the format itself says.
+
+        Raises:
+            ArtifactError: there is none, or it is malformed.
+            CheckpointError: the format describes the model in a way that no config expresses.
+        """
+        ...
+
+    def companions(self) -> dict[str, bytes]:
+        """Tokenizer and the like by file name (`COMPANION_FILES`), to be put beside a converted model.
+
+        Raises:
+            CheckpointError: one exists and cannot be read.
+        """
         ...
 
     def read(self, name: str) -> Array:
@@ -58,3 +82,32 @@ class CheckpointSource(Protocol):
             CheckpointError: a file is missing, truncated or altered; names it.
         """
         ...
+
+
+class BesideTheWeights:
+    """Config and companions of a format that keeps them as files beside the weights."""
+
+    directory: Path
+    dequantized: Mapping[str, str] = MappingProxyType({})
+
+    def config(self) -> dict[str, Any]:
+        """See `CheckpointSource.config`."""
+        return read_config(self.directory)
+
+    def companions(self) -> dict[str, bytes]:
+        """See `CheckpointSource.companions`."""
+        return {
+            name: read_bytes(self.directory / name) for name in COMPANION_FILES if (self.directory / name).is_file()
+        }
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a small file.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error

@@ -23,7 +23,7 @@ import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from converters.operations import Array, Shape
-from converters.source import CONFIG_FILE, TensorHeader
+from converters.source import CONFIG_FILE, BesideTheWeights, TensorHeader
 from pipeline.errors import CheckpointError
 
 METADATA_FILE = ".metadata"
@@ -74,7 +74,7 @@ class _Chunk:
     sizes: Shape
 
 
-class TorchDcpSource:
+class TorchDcpSource(BesideTheWeights):
     """An open DCP checkpoint; holds headers and chunk places, no weights."""
 
     format = "torch-dcp"

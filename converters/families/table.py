@@ -34,6 +34,8 @@ class FamilyTable:
     ties: tuple[Tie, ...] = ()
     hints: Mapping[str, str] = field(default_factory=dict)
     """Why a leaf may be unfilled or a tensor unwanted, by its name or template."""
+    prefixes: tuple[str, ...] = ()
+    """Leading components (`model.`, `bert.`) that one checkpoint of the family has and another lacks."""
     carried: tuple[str, ...] = ()
     """Templates of source tensors that the Flax model does not use and that go back unchanged (counters, say)."""
     blocks: tuple[tuple[str, str], ...] = ()
