@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from converters.operations import Array, Shape
 from pipeline.errors import CheckpointError
-from pipeline.models.config_file import CONFIG_FILE, read_config
+from pipeline.models.config_file import CONFIG_FILE as CONFIG_FILE
+from pipeline.models.config_file import read_config
 
 COMPANION_FILES = (
     "tokenizer.json",
