@@ -5,7 +5,7 @@ same half-split rotary layout and the same norm convention, so the table is rena
 permuted and no constant is folded into a weight.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from converters.families.table import FamilyTable, Tie
@@ -29,7 +29,7 @@ _NOT_LLAMA = {
 """Config keys that, when set, mean another computation than the plain Llama's."""
 
 
-def table(config: Mapping[str, Any]) -> FamilyTable:
+def table(config: Mapping[str, Any], names: Collection[str] = ()) -> FamilyTable:
     """The table for one checkpoint, from its transformers config.
 
     Raises:

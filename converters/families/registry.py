@@ -1,21 +1,30 @@
 """Which families have a rule table.
 
 Owns the map from a config's `model_type` to the function that makes its table. Knows nothing of tables. The one
-decision: a checkpoint's family is what its own config names, never a guess from tensor names.
+decision: a checkpoint's family is what its own config names, never a guess from tensor names; names decide only what no
+config says, such as a prefix or whether experts lie apart or stacked.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from converters.families import llama
 from converters.families.table import FamilyTable
 from pipeline.errors import ConversionError, nearest_name
 
-TABLES: Mapping[str, Callable[[Mapping[str, Any]], FamilyTable]] = {"llama": llama.table}
+TableMaker = Callable[[Mapping[str, Any], Collection[str]], FamilyTable]
+"""Of a transformers config and the names of the checkpoint's tensors; without names, what `save_pretrained` writes."""
+
+TABLES: Mapping[str, TableMaker] = {"llama": llama.table}
 
 
-def table_for(config: Mapping[str, Any]) -> FamilyTable:
+def table_for(config: Mapping[str, Any], *, names: Collection[str] = ()) -> FamilyTable:
     """The table for the checkpoint that `config` describes.
+
+    Args:
+        config: of transformers.
+        names: the checkpoint's tensors without wrapper prefixes; for the way back, those it had. They decide the layouts
+            of the file that the config does not tell.
 
     Raises:
         ConversionError: no family has this `model_type`, or its config does not fit; names the allowed and the nearest.
@@ -30,4 +39,4 @@ def table_for(config: Mapping[str, Any]) -> FamilyTable:
             + (f"; did you mean {guess!r}?" if guess else ""),
             hint="add a table under converters/families/ and a model under pipeline/models/",
         )
-    return make(config)
+    return make(config, names)
