@@ -6,6 +6,7 @@ that a user has is ever deleted, overwritten or half written.
 """
 
 import hashlib
+import math
 import os
 import shutil
 import tempfile
@@ -15,22 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
-from converters.families.registry import table_for
 from converters.manifest import CONVERTER_VERSION, Conversion, ConversionManifest, SourceTensor, TargetLeaf
 from converters.mapping import DtypePolicy, MappingPlan, Step, plan_mapping, reverse_mapping
-from converters.operations import Array, Shape
+from converters.operations import DTYPES, FLOAT_DTYPES, Array, Shape
 from converters.readers import open_source
+from converters.roads import Road, Via, choose_road, family_road
 from converters.source import COMPANION_FILES, CONFIG_FILE, CheckpointSource
 from pipeline.errors import ConversionError
-from pipeline.models.checkpoint import (
-    PARAMETERS_DIRECTORY,
-    abstract_leaves,
-    save_parameters,
-)
+from pipeline.models.checkpoint import PARAMETERS_DIRECTORY, save_parameters
 from pipeline.models.config_file import read_config
-from pipeline.models.registry import describe_config
 
+CARRIED_FILE = "carried.safetensors"
+"""Tensors of the checkpoint that the Flax model does not use and that go back unchanged."""
 TOKENIZER_FILE = "tokenizer.json"
 
 Progress = Callable[[int, int], None]
@@ -38,15 +37,22 @@ Progress = Callable[[int, int], None]
 
 
 def convert(
-    source: Path, *, to: Path, dtype: DtypePolicy = "keep", progress: Progress | None = None
+    source: Path | str,
+    *,
+    to: Path | str,
+    via: Via = "auto",
+    dtype: DtypePolicy = "keep",
+    progress: Progress | None = None,
 ) -> ConversionManifest:
-    """Convert the checkpoint in the directory `source` to a Flax model directory.
+    """Convert the checkpoint `source` to a Flax model directory.
 
     Args:
-        source: a checkpoint artifact, a plain DCP directory, or a directory with safetensors files.
-        to: the new directory: `config.json`, tokenizer files, `params/` (Orbax), `conversion.json`. It must not
-            exist or be empty.
-        dtype: `keep` takes each tensor's own dtype; the others cast every tensor.
+        source: anything that `open_source` reads.
+        to: the new directory: `config.json` or `program.json`, tokenizer files, `params/` (Orbax),
+            `carried.safetensors` where a tensor goes back unused, `conversion.json`. It must not exist or be empty.
+        via: `family` takes the rule table of the checkpoint's family, `trace` interprets its torch module; `auto` takes
+            the family where there is one that takes the config, and the manifest says why.
+        dtype: `keep` takes each tensor's own dtype; the others cast every weight. Counters and masks are never cast.
         progress: told after each tensor.
 
     Raises:
@@ -55,14 +61,16 @@ def convert(
         ConversionError: the checkpoint does not fit the model, or `to` holds something; lists every complaint.
         ParameterError: the config asks for something the Flax model does not have.
     """
+    source, to = Path(source), Path(to)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ConversionError(
             f"{to}: exists and is not empty; nothing is ever overwritten", hint="name a new directory"
         )
     opened = open_source(source)
-    config = read_config(opened.directory)
-    table = table_for(config)
-    plan = plan_mapping(opened.headers, table=table, targets=target_shapes(config), dtype=dtype)
+    road = choose_road(opened, via=via)
+    plan = plan_mapping(
+        opened.headers, table=road.table, targets=road.targets, dtype=dtype, target_dtypes=road.target_dtypes
+    )
     leaves: dict[str, Array] = {}
     conversions: list[Conversion] = []
     for done, step in enumerate(plan.steps, start=1):
@@ -72,32 +80,64 @@ def convert(
         if progress is not None:
             progress(done, len(plan.steps))
     _check_ties(plan, source=opened, conversions=conversions)
-    manifest = ConversionManifest(
-        converter_version=CONVERTER_VERSION,
-        family=table.family,
-        source_format=opened.format,
-        dtype_policy=dtype,
-        facts=table.facts,
-        tensors=tuple(conversions),
-        tied=plan.tied,
-        ignored=plan.ignored,
-        warnings=_warnings(config, source=opened, conversions=conversions),
-        num_source_tensors=len(opened.headers),
-        num_target_leaves=len(leaves),
-        num_parameters=sum(leaf.size for leaf in leaves.values()),
-        num_bytes=sum(leaf.nbytes for leaf in leaves.values()),
-    )
     with _appearing(to) as directory:
         save_parameters(directory / PARAMETERS_DIRECTORY, leaves)
+        road.write(directory)
         for name in (CONFIG_FILE, *COMPANION_FILES):
             if (opened.directory / name).is_file():
                 shutil.copyfile(opened.directory / name, directory / name)
+        carried = _carry(plan, source=opened, directory=directory)
+        manifest = _record(road, plan=plan, source=opened, dtype=dtype, conversions=conversions, carried=carried)
         manifest.write(directory)
     return manifest
 
 
+def _record(
+    road: Road,
+    *,
+    plan: MappingPlan,
+    source: CheckpointSource,
+    dtype: DtypePolicy,
+    conversions: list[Conversion],
+    carried: tuple[SourceTensor, ...],
+) -> ConversionManifest:
+    leaves = [leaf for conversion in conversions for leaf in conversion.targets]
+    return ConversionManifest(
+        converter_version=CONVERTER_VERSION,
+        road=road.name,
+        road_reason=road.reason,
+        family=road.table.family,
+        source_format=source.format,
+        dtype_policy=dtype,
+        facts=road.table.facts,
+        tensors=tuple(conversions),
+        tied=plan.tied,
+        ignored=plan.ignored,
+        carried=carried,
+        prefixes_removed=_removed_prefixes(plan.stored),
+        dequantized={},
+        warnings=_warnings(road, source=source, conversions=conversions),
+        num_source_tensors=len(source.headers),
+        num_target_leaves=len(leaves),
+        num_parameters=sum(math.prod(leaf.shape) for leaf in leaves),
+        num_bytes=sum(math.prod(leaf.shape) * DTYPES[leaf.dtype].itemsize for leaf in leaves),
+    )
+
+
+def _carry(plan: MappingPlan, *, source: CheckpointSource, directory: Path) -> tuple[SourceTensor, ...]:
+    """Write the tensors that go back unchanged to `carried.safetensors`."""
+    arrays = {name: source.read(plan.stored[name]) for name in plan.carried}
+    if arrays:
+        save_file(arrays, directory / CARRIED_FILE)
+    return tuple(_source_tensor(name, array, plan=plan) for name, array in arrays.items())
+
+
 def to_torch(
-    leaves: Mapping[str, Array], config: Mapping[str, Any], *, dtypes: Mapping[str, str] | None = None
+    leaves: Mapping[str, Array],
+    config: Mapping[str, Any],
+    *,
+    dtypes: Mapping[str, str] | None = None,
+    carried: Mapping[str, Array] | None = None,
 ) -> dict[str, Array]:
     """The torch tensors that the leaves of a Flax model came from, by their names in transformers.
 
@@ -107,6 +147,7 @@ def to_torch(
         leaves: every leaf by dotted path.
         config: the transformers config of the model.
         dtypes: original dtype by torch name (`ConversionManifest.source_dtypes`); leaves keep theirs where absent.
+        carried: what `carried.safetensors` holds; it goes back as it is.
 
     Returns:
         C-contiguous arrays, bit-identical to the source wherever no cast rounded.
@@ -115,13 +156,14 @@ def to_torch(
         ConversionError: a leaf is missing, unknown or has another shape; lists every complaint.
         ParameterError: the config asks for something the Flax model does not have.
     """
-    tensors = reverse_mapping(leaves, table=table_for(config), targets=target_shapes(config), dtypes=dtypes or {})
-    return {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    road = family_road(config, reason="")
+    tensors = reverse_mapping(leaves, table=road.table, targets=road.targets, dtypes=dtypes or {})
+    return {name: np.ascontiguousarray(array) for name, array in {**tensors, **(carried or {})}.items()}
 
 
 def target_shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
     """Shape by leaf path of the Flax model that a transformers config describes."""
-    return {path: tuple(leaf.shape) for path, leaf in abstract_leaves(describe_config(config)).items()}
+    return dict(family_road(config, reason="").targets)
 
 
 def _perform(step: Step, *, source: CheckpointSource, plan: MappingPlan) -> tuple[dict[str, Array], Conversion]:
@@ -132,16 +174,7 @@ def _perform(step: Step, *, source: CheckpointSource, plan: MappingPlan) -> tupl
     except ValueError as error:
         raise ConversionError(f"{', '.join(step.sources)}: {error} (rule {step.rule})") from error
     conversion = Conversion(
-        sources=tuple(
-            SourceTensor(
-                name=name,
-                stored_name=plan.stored[name],
-                shape=array.shape,
-                dtype=str(array.dtype),
-                sha256=_sha256(array),
-            )
-            for name, array in zip(step.sources, arrays, strict=True)
-        ),
+        sources=tuple(_source_tensor(name, array, plan=plan) for name, array in zip(step.sources, arrays, strict=True)),
         targets=tuple(
             TargetLeaf(path=path, shape=array.shape, dtype=str(array.dtype))
             for path, array in zip(step.targets, made, strict=True)
@@ -150,6 +183,16 @@ def _perform(step: Step, *, source: CheckpointSource, plan: MappingPlan) -> tupl
         is_exact=all(cast.is_exact for cast in step.casts),
     )
     return dict(zip(step.targets, made, strict=True)), conversion
+
+
+def _source_tensor(name: str, array: Array, *, plan: MappingPlan) -> SourceTensor:
+    return SourceTensor(
+        name=name,
+        stored_name=plan.stored[name],
+        shape=array.shape,
+        dtype=str(array.dtype),
+        sha256=_sha256(array),
+    )
 
 
 def _check_ties(plan: MappingPlan, *, source: CheckpointSource, conversions: list[Conversion]) -> None:
@@ -172,21 +215,35 @@ def _check_ties(plan: MappingPlan, *, source: CheckpointSource, conversions: lis
         )
 
 
-def _warnings(config: Mapping[str, Any], *, source: CheckpointSource, conversions: list[Conversion]) -> tuple[str, ...]:
+def _warnings(road: Road, *, source: CheckpointSource, conversions: list[Conversion]) -> tuple[str, ...]:
     """What a person should know and what is no error."""
-    texts = []
+    texts = [f"traced, because {road.reason}"] if road.is_second_choice else []
+    config = read_config(source.directory) if (source.directory / CONFIG_FILE).is_file() else {}
     declared = config.get("dtype") or config.get("torch_dtype")
-    stored = sorted({tensor.dtype for conversion in conversions for tensor in conversion.sources})
+    stored = sorted({tensor.dtype for conversion in conversions for tensor in conversion.sources} & FLOAT_DTYPES.keys())
     if declared and stored != [declared]:
         texts.append(f"config.json says dtype {declared}, the checkpoint holds {', '.join(stored)}")
     rounded = sum(not conversion.is_exact for conversion in conversions)
     if rounded:
         texts.append(f"{rounded} of {len(conversions)} tensors were rounded by the cast; the way back is not bit-exact")
-    if not (source.directory / TOKENIZER_FILE).is_file():
+    if config and not (source.directory / TOKENIZER_FILE).is_file():
         texts.append(
             f"no {TOKENIZER_FILE} beside the checkpoint; the model can be evaluated but not prompted with text"
         )
     return tuple(texts)
+
+
+def _removed_prefixes(stored: Mapping[str, str]) -> tuple[str, ...]:
+    """Components of stored names that the names they were given lack."""
+    return tuple(
+        sorted(
+            {
+                part
+                for name, stored_name in stored.items()
+                for part in set(stored_name.split(".")) - set(name.split("."))
+            }
+        )
+    )
 
 
 def _sha256(array: Array) -> str:

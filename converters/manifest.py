@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.errors import ArtifactError
 
 MANIFEST_FILE = "conversion.json"
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 """Raised by hand when the same checkpoint would become other parameters."""
 
 
@@ -55,7 +55,11 @@ class ConversionManifest:
     """The whole of `conversion.json`."""
 
     converter_version: int
+    road: str
+    """`family` or `trace`."""
+    road_reason: str
     family: str
+    """The family's `model_type`, or `traced`."""
     source_format: str
     dtype_policy: str
     facts: Mapping[str, Any]
@@ -64,6 +68,12 @@ class ConversionManifest:
     tied: Mapping[str, str]
     """Present tensor to the one it was found bit-identical to."""
     ignored: tuple[str, ...]
+    carried: tuple[SourceTensor, ...]
+    """Tensors that the Flax model does not use and that go back unchanged."""
+    prefixes_removed: tuple[str, ...]
+    """Components of stored names that the model's own names lack, in alphabetical order."""
+    dequantized: Mapping[str, str]
+    """Tensor name to how it was stored, where its numbers were made from a quantized form."""
     warnings: tuple[str, ...]
     num_source_tensors: int
     """Tensors in the checkpoint, ignored and tied ones included."""
@@ -76,7 +86,12 @@ class ConversionManifest:
     @property
     def source_dtypes(self) -> dict[str, str]:
         """The original dtype by torch name; what the way back casts to."""
-        return {tensor.name: tensor.dtype for conversion in self.tensors for tensor in conversion.sources}
+        return {tensor.name: tensor.dtype for tensor in self.sources}
+
+    @property
+    def sources(self) -> tuple[SourceTensor, ...]:
+        """Every tensor that became a leaf."""
+        return tuple(tensor for conversion in self.tensors for tensor in conversion.sources)
 
     def write(self, directory: Path) -> None:
         """Write `conversion.json` into `directory`."""
@@ -98,7 +113,8 @@ class ConversionManifest:
                     f"{path}: converter version {raw['converter_version']!r}, this one reads {CONVERTER_VERSION}"
                 )
             raw["tensors"] = tuple(_conversion(entry) for entry in raw["tensors"])
-            raw.update({name: tuple(raw[name]) for name in ("ignored", "warnings")})
+            raw["carried"] = tuple(_source(entry) for entry in raw["carried"])
+            raw.update({name: tuple(raw[name]) for name in ("ignored", "prefixes_removed", "warnings")})
             return cls(**raw)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArtifactError(f"{path}: not a conversion record: {type(error).__name__}: {error}") from error
@@ -106,8 +122,12 @@ class ConversionManifest:
 
 def _conversion(raw: Mapping[str, Any]) -> Conversion:
     return Conversion(
-        sources=tuple(SourceTensor(**{**entry, "shape": tuple(entry["shape"])}) for entry in raw["sources"]),
+        sources=tuple(map(_source, raw["sources"])),
         targets=tuple(TargetLeaf(**{**entry, "shape": tuple(entry["shape"])}) for entry in raw["targets"]),
         operations=tuple(raw["operations"]),
         is_exact=bool(raw["is_exact"]),
     )
+
+
+def _source(raw: Mapping[str, Any]) -> SourceTensor:
+    return SourceTensor(**{**raw, "shape": tuple(raw["shape"])})

@@ -6,12 +6,12 @@ and the nearest rule, because a wrong table is fixed in one reading and not one 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from converters.families.table import FamilyTable
-from converters.operations import FLOAT_DTYPES, Array, Cast, Operation, Shape
+from converters.operations import DTYPES, FLOAT_DTYPES, Array, Cast, Operation, Shape
 from converters.rules import Rule, fields, match, render
 from converters.source import TensorHeader
 from converters.wrappers import canonical_names
@@ -53,6 +53,8 @@ class MappingPlan:
     tied: Mapping[str, str]
     """Canonical name of a present tensor to the one it must equal."""
     ignored: tuple[str, ...]
+    carried: tuple[str, ...]
+    """Canonical names of tensors that go back unchanged."""
     stored: Mapping[str, str]
     """Stored name by canonical name."""
 
@@ -64,33 +66,51 @@ class _Grouped:
 
 
 def plan_mapping(
-    headers: Mapping[str, TensorHeader], *, table: FamilyTable, targets: Mapping[str, Shape], dtype: DtypePolicy
+    headers: Mapping[str, TensorHeader],
+    *,
+    table: FamilyTable,
+    targets: Mapping[str, Shape],
+    dtype: DtypePolicy,
+    target_dtypes: Mapping[str, str] | None = None,
 ) -> MappingPlan:
     """Account for every tensor of `headers` (by stored name) and every leaf of `targets` (shape by path).
+
+    Args:
+        headers: of the checkpoint.
+        table: the family's table for this checkpoint's config.
+        targets: the leaves that the Flax model has.
+        dtype: what weights are cast to; other tensors keep their dtype.
+        target_dtypes: the model's own dtype by leaf path: a weight fills a weight, a counter a counter.
 
     Raises:
         ConversionError: something does not fit; lists every complaint.
     """
     stored = canonical_names(headers)
+    for tie in table.ties:
+        if tie.tensor in stored and tie.same_as not in stored:  # saved under its other name
+            stored[tie.same_as] = stored.pop(tie.tensor)
     by_name = {name: headers[stored_name] for name, stored_name in stored.items()}
-    ignored = tuple(name for name in by_name if any(match(template, name) is not None for template in table.ignored))
+    ignored = _matching(by_name, templates=table.ignored)
+    carried = _matching(by_name, templates=table.carried)
     tied = {tie.tensor: tie.same_as for tie in table.ties if tie.tensor in by_name}
     complaints = _tie_complaints(tied, by_name)
-    weights = {name: header for name, header in by_name.items() if name not in ignored and name not in tied}
+    apart = {*ignored, *carried, *tied}
+    weights = {name: header for name, header in by_name.items() if name not in apart}
+    complaints += _dtype_complaints({name: header for name, header in by_name.items() if name not in ignored})
     found_by_name = {name: f"{header.shape} {header.dtype}" for name, header in weights.items()}
     grouped = _group(found_by_name, table=table)
     complaints += grouped.complaints
     steps: list[Step] = []
     for rule, captures in grouped.steps:
         step, found = _step(rule, captures, weights=weights, targets=targets, dtype=dtype)
-        complaints += found
+        complaints += found + (_kind_complaints(step, target_dtypes or {}) if step is not None else [])
         if step is not None:
             steps.append(step)
     reached = {render(target, captures) for rule, captures in grouped.steps for target in rule.targets}
     complaints += _missing(sorted(set(targets) - reached), table=table, targets=targets, present=weights)
     if complaints:
         raise _error("the checkpoint does not fit the model", complaints)
-    return MappingPlan(steps=tuple(steps), tied=tied, ignored=ignored, stored=stored)
+    return MappingPlan(steps=tuple(steps), tied=tied, ignored=ignored, carried=carried, stored=stored)
 
 
 def reverse_mapping(
@@ -125,7 +145,7 @@ def reverse_mapping(
         arrays = [leaves[render(source, captures)] for source in rule.sources]
         for template, array in zip(rule.targets, rule.apply(arrays), strict=True):
             name = render(template, captures)
-            tensors[name] = array.astype(FLOAT_DTYPES[dtypes[name]], copy=False) if name in dtypes else array
+            tensors[name] = array.astype(DTYPES[dtypes[name]], copy=False) if name in dtypes else array
     return tensors
 
 
@@ -174,11 +194,7 @@ def _step(
     sources = tuple(render(source, captures) for source in rule.sources)
     paths = tuple(render(target, captures) for target in rule.targets)
     shown = ", ".join(f"{name} {weights[name].shape} {weights[name].dtype}" for name in sources)
-    complaints = [
-        f"{name}: dtype {weights[name].dtype} is not a weight this converter reads; allowed: {', '.join(FLOAT_DTYPES)}"
-        for name in sources
-        if weights[name].dtype not in FLOAT_DTYPES
-    ]
+    complaints = []
     dtypes = sorted({weights[name].dtype for name in sources})
     if len(dtypes) > 1:
         complaints.append(f"{shown}: tensors that are joined need one dtype")
@@ -198,8 +214,20 @@ def _step(
     ]
     if complaints:
         return None, complaints
-    cast = Cast(before=dtypes[0], after=dtypes[0] if dtype == "keep" else dtype)
+    cast = Cast(before=dtypes[0], after=dtypes[0] if dtype == "keep" or dtypes[0] not in FLOAT_DTYPES else dtype)
     return Step(rule=rule, captures=captures, sources=sources, targets=paths, casts=(cast,) * len(paths)), []
+
+
+def _kind_complaints(step: Step, target_dtypes: Mapping[str, str]) -> list[str]:
+    return [
+        f"{', '.join(step.sources)}: gives {path} numbers of dtype {cast.after}, expected {target_dtypes[path]}"
+        for path, cast in zip(step.targets, step.casts, strict=True)
+        if path in target_dtypes and _is_weight(cast.after) != _is_weight(target_dtypes[path])
+    ]
+
+
+def _is_weight(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat", "complex"))
 
 
 def _missing(
@@ -219,6 +247,18 @@ def _missing(
             text += "; no rule of the family leads to it"
         complaints.append(text + _hint(path, table))
     return complaints
+
+
+def _matching(names: Iterable[str], *, templates: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if any(match(template, name) is not None for template in templates))
+
+
+def _dtype_complaints(headers: Mapping[str, TensorHeader]) -> list[str]:
+    return [
+        f"{name}: dtype {header.dtype} is none this converter reads; allowed: {', '.join(DTYPES)}"
+        for name, header in headers.items()
+        if header.dtype not in DTYPES
+    ]
 
 
 def _tie_complaints(tied: Mapping[str, str], by_name: Mapping[str, TensorHeader]) -> list[str]:

@@ -25,7 +25,22 @@ FLOAT_DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-"""Dtypes a weight may have, by the name used in reports."""
+"""Dtypes a weight may have, by the name used in reports; a dtype policy casts these alone."""
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    **FLOAT_DTYPES,
+    **{
+        name: np.dtype(name)
+        for name in (
+            "float64",
+            *("int64", "int32", "int16", "int8"),
+            *("uint64", "uint32", "uint16", "uint8"),
+            "bool",
+            "complex64",
+        )
+    },
+}
+"""Dtypes a tensor may have; those that are no weights (counters, masks, tables) are never cast."""
 
 _EXACT_WIDENINGS = {("bfloat16", "float32"), ("float16", "float32")}
 
@@ -297,9 +312,9 @@ class Cast:
             ValueError: an array has another dtype than `before`.
         """
         for array in arrays:
-            if array.dtype != FLOAT_DTYPES[self.before]:
+            if array.dtype != DTYPES[self.before]:
                 raise ValueError(f"expects dtype {self.before}, found {array.dtype}")
-        return [array.astype(FLOAT_DTYPES[self.after], copy=False) for array in arrays]
+        return [array.astype(DTYPES[self.after], copy=False) for array in arrays]
 
     def shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """Leaves shapes alone."""

@@ -150,7 +150,7 @@ def test_manifest_is_written_and_read_back_and_always_the_same(llama, checkpoint
 
 
 def test_damaged_manifest_is_named(tmp_path):
-    (tmp_path / "conversion.json").write_text('{"converter_version": 1}')
+    (tmp_path / "conversion.json").write_text('{"converter_version": 2}')
     with pytest.raises(ArtifactError, match="not a conversion record: KeyError"):
         ConversionManifest.read(tmp_path)
     (tmp_path / "conversion.json").write_text('{"converter_version": 99}')
