@@ -1,53 +1,110 @@
 """The transformers model of a checkpoint, for comparison.
 
-Owns the loading of weights into the torch module without the conversion rules: names go straight to the module's own
-parameters, so a fault in a rule cannot hide on both sides of a comparison. Knows nothing of Flax. The one decision: the
+Owns the loading of weights into the torch module without the conversion rules: transformers' own loader renames, ties
+and fills, so a fault in a rule cannot hide on both sides of a comparison. Knows nothing of Flax. The one decision: the
 reference runs in float32 with the plain attention formula.
 """
 
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
 
-from converters.operations import FLOAT_DTYPES
+from converters.operations import FLOAT_DTYPES, Array
 from converters.readers import open_source
+from converters.source import CheckpointSource
 from converters.wrappers import canonical_names
 from pipeline.errors import ConversionError
-from pipeline.models.config_file import read_config
+
+POOLER_KEY = "add_pooling_layer"
+"""In `config.json` of a base model that was saved without its pooler; transformers takes it as an argument."""
 
 
-def load_torch_model(checkpoint: Path) -> torch.nn.Module:
+def load_torch_model(checkpoint: Path) -> PreTrainedModel:
     """The torch model of the checkpoint directory, float32 on the CPU, in evaluation mode.
+
+    Its class is the one that `architectures` names.
 
     Raises:
         CheckpointError: the checkpoint is missing, truncated or altered.
         ArtifactError: `config.json` is missing or unreadable.
-        ConversionError: its tensors are not those of the model that its config describes; lists every complaint.
+        ConversionError: `architectures` names no transformers model, or the tensors are not those of the model that the
+            config describes; lists every complaint.
     """
     source = open_source(checkpoint)
-    config = read_config(source.directory)
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(**config), dtype=torch.float32, attn_implementation="eager"
-    )
-    model.tie_weights()
-    wanted = dict(model.state_dict())
-    stored = canonical_names(source.headers)
-    # A tied parameter has several names; each storage needs one of them.
-    filled = {wanted[name].data_ptr() for name in wanted if name in stored}
+    config = source.config()
+    parsed = AutoConfig.for_model(**config)
+    kind = model_class(config)
+    with _quiet():
+        model, report = kind.from_pretrained(
+            None,
+            config=parsed,
+            state_dict=_state(source),
+            dtype=torch.float32,
+            attn_implementation="eager",
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **_arguments(kind, config),
+        )
     complaints = [
-        f"  {name}: the torch model needs it, the checkpoint lacks it"
-        for name, parameter in wanted.items()
-        if parameter.data_ptr() not in filled
+        f"  {name}: checkpoint has shape {tuple(found)}, torch model {tuple(wanted)}"
+        for name, found, wanted in report["mismatched_keys"]
     ]
-    complaints += [
-        f"  {name}: checkpoint has shape {source.headers[stored[name]].shape}, torch model {tuple(wanted[name].shape)}"
-        for name in wanted
-        if name in stored and source.headers[stored[name]].shape != tuple(wanted[name].shape)
-    ]
+    complaints += [f"  {name}: the torch model needs it, the checkpoint lacks it" for name in report["missing_keys"]]
+    complaints += [f"  {line}" for line in report.get("error_msgs", ())]
     if complaints:
         raise ConversionError(f"{checkpoint}: does not fill the torch model:\n" + "\n".join(sorted(complaints)))
-    with torch.no_grad():
-        for name in (name for name in wanted if name in stored):
-            wanted[name].copy_(torch.from_numpy(source.read(stored[name]).astype(FLOAT_DTYPES["float32"])))
     return model.eval()
+
+
+def model_class(config: Mapping[str, Any]) -> type[PreTrainedModel]:
+    """The transformers class that a config's `architectures` names; where it names none, the causal language model.
+
+    Raises:
+        ConversionError: it names something that is no model of transformers.
+    """
+    names = config.get("architectures") or ()
+    if not names:
+        known = {kind.model_type: model for kind, model in AutoModelForCausalLM._model_mapping.items()}
+        found = known.get(config.get("model_type"))
+    else:
+        found = getattr(transformers, str(names[0]), None)
+    if not (inspect.isclass(found) and issubclass(found, PreTrainedModel)):
+        raise ConversionError(
+            f"config.json: architectures is {list(names)!r}; its first name must be a model class of transformers",
+            hint='save the model with `save_pretrained`, or write for example "architectures": ["LlamaForCausalLM"]',
+        )
+    return found
+
+
+def _arguments(kind: type[PreTrainedModel], config: Mapping[str, Any]) -> dict[str, Any]:
+    takes_it = POOLER_KEY in inspect.signature(kind.__init__).parameters
+    return {POOLER_KEY: bool(config[POOLER_KEY])} if takes_it and POOLER_KEY in config else {}
+
+
+def _state(source: CheckpointSource) -> dict[str, torch.Tensor]:
+    """Every tensor by the name that the module gave it; weights in float32, counters as they are."""
+    return {name: _tensor(source.read(stored)) for name, stored in canonical_names(source.headers).items()}
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    # torch cannot take numpy's bfloat16; widening it is exact.
+    return torch.from_numpy(array if array.dtype.kind in "iub" else array.astype(FLOAT_DTYPES["float32"]))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' own progress bar, which would be drawn into the caller's."""
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
