@@ -6,6 +6,7 @@ the files that are there, and what nothing recognises is refused with the list o
 
 from pathlib import Path
 
+from converters.float8 import DequantizedSource
 from converters.safetensors_reader import SafetensorsSource
 from converters.source import CheckpointSource
 from converters.torch_dcp_reader import TorchDcpSource
@@ -15,20 +16,26 @@ READERS = (TorchDcpSource, SafetensorsSource)
 
 
 def open_source(path: Path) -> CheckpointSource:
-    """Open the checkpoint in the directory `path`; reads headers only.
+    """Open the checkpoint in the directory `path`, or the checkpoint that the file `path` is; reads headers only.
 
     Raises:
-        CheckpointError: there is no such directory, no reader recognises it, or it is damaged; names the files.
+        CheckpointError: there is no such file, no reader recognises it, or it is damaged; names the files.
     """
-    if not path.is_dir():
-        raise CheckpointError(f"{path}: no such directory")
+    if not path.is_dir() and not path.is_file():
+        raise CheckpointError(f"{path}: " + ("no file and no directory" if path.exists() else "no such directory"))
     for reader in READERS:
         if reader.recognises(path):
-            return reader.open(path)
+            source: CheckpointSource = reader.open(path)
+            return DequantizedSource(source) if DequantizedSource.is_needed(source.headers) else source
+    raise CheckpointError(f"{path}: no checkpoint that a reader knows" + _found(path), hint=f"allowed: {ALLOWED}")
+
+
+ALLOWED = "dcp/ or .metadata with *.distcp (torch.distributed.checkpoint); *.safetensors with or without an index; "
+
+
+def _found(path: Path) -> str:
+    if path.is_file():
+        return ""
     found = sorted(entry.name for entry in path.iterdir())
-    raise CheckpointError(
-        f"{path}: no checkpoint that a reader knows; found: {', '.join(found[:10]) or 'nothing'}"
-        + (f" and {len(found) - 10} more" if len(found) > 10 else ""),
-        hint="allowed: dcp/ or .metadata with *.distcp (torch.distributed.checkpoint), *.safetensors with or without "
-        "an index",
-    )
+    more = f" and {len(found) - 10} more" if len(found) > 10 else ""
+    return f"; found: {', '.join(found[:10]) or 'nothing'}{more}"

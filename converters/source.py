@@ -10,7 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from converters.operations import Array, Shape
+import ml_dtypes
+import numpy as np
+
+from converters.operations import DTYPES, Array, Shape
 from pipeline.errors import CheckpointError
 from pipeline.models.config_file import CONFIG_FILE as CONFIG_FILE
 from pipeline.models.config_file import read_config
@@ -23,6 +26,13 @@ COMPANION_FILES = (
     "chat_template.jinja",
 )
 """Files beside the weights that go with the model unchanged, where they exist."""
+
+
+STORED_DTYPES: Mapping[str, np.dtype[Any]] = {
+    **DTYPES,
+    **{name: np.dtype(getattr(ml_dtypes, name)) for name in ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")},
+}
+"""Dtypes whose bytes a reader can give; those beyond `DTYPES` are dequantized before anybody sees them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
