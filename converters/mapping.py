@@ -85,7 +85,7 @@ def plan_mapping(
     Raises:
         ConversionError: something does not fit; lists every complaint.
     """
-    stored = canonical_names(headers)
+    stored = canonical_names(headers, prefixes=table.prefixes, is_known=lambda name: _is_known(name, table))
     for tie in table.ties:
         if tie.tensor in stored and tie.same_as not in stored:  # saved under its other name
             stored[tie.same_as] = stored.pop(tie.tensor)
@@ -247,6 +247,12 @@ def _missing(
             text += "; no rule of the family leads to it"
         complaints.append(text + _hint(path, table))
     return complaints
+
+
+def _is_known(name: str, table: FamilyTable) -> bool:
+    rules = (template for rule in table.rules for template in rule.sources)
+    ties = (tie.tensor for tie in table.ties)
+    return any(match(template, name) is not None for template in (*rules, *ties, *table.ignored, *table.carried))
 
 
 def _matching(names: Iterable[str], *, templates: Sequence[str]) -> tuple[str, ...]:

@@ -123,3 +123,10 @@ def test_leaves_that_do_not_fit_are_all_named():
     assert "embed.table: expected shape (5, 3), found (5, 4)" in text
     assert "layers.0.qk: expected shape (3, 2), found no leaf" in text
     assert "surplus: the model has no such leaf" in text
+
+
+def test_checkpoint_of_the_base_model_has_the_prefix_less():
+    table = FamilyTable(family="t", facts={}, rules=(Rule.one("model.{i}.w", "{i}.w"),), prefixes=("model.",))
+    for stored in ("model.0.w", "0.w", "_orig_mod.0.w"):
+        found = plan_mapping(headers({stored: (2,)}), table=table, targets={"0.w": (2,)}, dtype="keep")
+        assert found.stored == {"model.0.w": stored}
