@@ -1,97 +1,156 @@
-"""A checkpoint and the Flax model made from it, side by side in one process.
+"""Is the Flax model the torch model? Three levels of evidence for every kind of model and both roads.
 
-Owns the loading of both and the comparison of their tensors. Knows nothing of datasets or metrics. The one decision:
-the torch side is loaded without the conversion rules, so that what is compared is two independent readings of the same
-bytes; the tensors are compared through the rules run backwards.
+Owns the order of the levels and which inputs they are given. Knows no formula, no format and no family. The one
+decision: all three levels always run, on random inputs that break symmetries, because the worst faults of a conversion
+have the right shape and wrong values: tensors alone do not show a wrong formula, outputs alone do not show where.
+
+Shape suffixes: B rows, T positions, N continued tokens.
 """
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-from flax import nnx
+from numpy.typing import NDArray
 
-from converters.conversion import to_torch
-from converters.manifest import ConversionManifest
-from converters.readers import open_source
-from converters.torch_model import load_torch_model
-from converters.wrappers import canonical_names
-from pipeline.errors import ConversionError
-from pipeline.models.checkpoint import PARAMETERS_DIRECTORY, load_model, read_parameters
-from pipeline.models.config_file import read_config
+from converters.families.registry import table_for
+from converters.flax_activations import FlaxRunner
+from converters.model_pair import ModelPair, load_pair
+from converters.parity_blocks import compare_blocks, pair_blocks
+from converters.parity_outputs import (
+    TOKEN_INPUTS,
+    compare_outputs,
+    continue_by_forward,
+    continued,
+)
+from converters.parity_report import (
+    BlockAgreement,
+    ContinuedPrompt,
+    OutputAgreement,
+    ParityLimits,
+    ParityReport,
+    TensorAgreement,
+)
+from converters.parity_tensors import compare_tensors
+from converters.torch_activations import torch_outputs, watching
+from pipeline.models.description import Arrays
 
+PROMPT_TOKENS = 8
+CONTINUED_TOKENS = 16
 
-@dataclass(frozen=True, kw_only=True)
-class ModelPair:
-    """Both models in float32, with the config they share."""
-
-    reference: torch.nn.Module
-    candidate: nnx.Module
-    config: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorAgreement:
-    """The Flax leaves, mapped back, held against the checkpoint bit for bit."""
-
-    num_tensors: int
-    num_identical: int
-    rounded: tuple[str, ...]
-    """Tensors that a declared cast changed."""
-    differing: tuple[str, ...]
-    """Tensors that differ and should not."""
+Progress = Callable[[int, int, str], None]
+"""Called with steps done, steps in all, and what was done."""
+_NUM_STEPS = 4
 
 
-def load_pair(checkpoint: Path, *, model: Path) -> ModelPair:
-    """Load the torch model of `checkpoint` and the Flax model in the directory `model`.
+def check_parity(
+    source: str | Path,
+    model: str | Path,
+    *,
+    limits: ParityLimits | None = None,
+    seed: int = 0,
+    continued_tokens: int = CONTINUED_TOKENS,
+    progress: Progress | None = None,
+) -> ParityReport:
+    """Compare the torch checkpoint `source` with the Flax model directory `model` that was made from it.
 
-    Raises:
-        CheckpointError: the checkpoint is missing, truncated or altered.
-        ArtifactError: the Flax model is missing or does not fit its config.
-        ConversionError: the two directories describe different models; lists every key that differs.
-    """
-    config = read_config(model)
-    theirs = read_config(open_source(checkpoint).directory)
-    differing = sorted(key for key in config.keys() | theirs.keys() if config.get(key) != theirs.get(key))
-    if differing:
-        shown = "\n".join(
-            f"  {key}: {json.dumps(theirs.get(key))} and {json.dumps(config.get(key))}" for key in differing
-        )
-        raise ConversionError(f"{checkpoint} and {model} have different configs:\n{shown}")
-    return ModelPair(
-        reference=load_torch_model(checkpoint), candidate=load_model(model, dtype="float32"), config=config
-    )
+    Both run in float32 on the CPU. Levels: every tensor, mapped back, bit for bit; the output of every block; every
+    named output, and for models that generate a greedy continuation.
 
-
-def compare_tensors(checkpoint: Path, *, model: Path) -> TensorAgreement:
-    """Map the leaves of the Flax model back and compare each with the checkpoint's tensor.
+    Args:
+        source: the checkpoint.
+        model: the Flax model directory.
+        limits: what the levels are held against.
+        seed: of the random inputs.
+        continued_tokens: continued greedily by models that generate.
+        progress: told after each level.
 
     Raises:
         CheckpointError: the checkpoint is missing, truncated or altered.
         ArtifactError: the Flax model or its conversion record is missing or unreadable.
-        ConversionError: the leaves do not fit the model's config.
+        ConversionError: the two are not of one config, or cannot be compared; lists every complaint.
     """
-    manifest = ConversionManifest.read(model)
-    source = open_source(checkpoint)
-    stored = canonical_names(source.headers)
-    inexact = {t.name for conversion in manifest.tensors if not conversion.is_exact for t in conversion.sources}
-    tensors = to_torch(read_parameters(model / PARAMETERS_DIRECTORY), read_config(model), dtypes=manifest.source_dtypes)
-    differing = [
-        name
-        for name, tensor in tensors.items()
-        if name not in stored or not np.array_equal(_bits(tensor), _bits(source.read(stored[name])))
-    ]
-    return TensorAgreement(
-        num_tensors=len(tensors),
-        num_identical=len(tensors) - len(differing),
-        rounded=tuple(sorted(name for name in differing if name in inexact)),
-        differing=tuple(sorted(name for name in differing if name not in inexact)),
+    told = progress or (lambda done, total, what: None)
+    checkpoint, directory = Path(source), Path(model)
+    tensors = compare_tensors(checkpoint, model=directory)
+    told(1, _NUM_STEPS, "tensors compared")
+    pair = load_pair(checkpoint, model=directory)
+    told(2, _NUM_STEPS, "both models loaded")
+    return compare_pair(
+        pair, tensors=tensors, limits=limits, seed=seed, continued_tokens=continued_tokens, progress=progress
     )
 
 
-def _bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+def compare_pair(
+    pair: ModelPair,
+    *,
+    tensors: TensorAgreement,
+    limits: ParityLimits | None = None,
+    seed: int = 0,
+    continued_tokens: int = CONTINUED_TOKENS,
+    progress: Progress | None = None,
+) -> ParityReport:
+    """The rest of `check_parity`, of two models that are loaded and whose tensors were compared.
+
+    Raises:
+        ConversionError: blocks or outputs cannot be compared; lists every complaint.
+    """
+    told = progress or (lambda done, total, what: None)
+    inputs = pair.description.example_inputs(seed=seed)
+    runner = FlaxRunner(pair.description, pair.candidate)
+    blocks, outputs, not_compared = _compare_inside(pair, runner=runner, inputs=inputs)
+    told(3, _NUM_STEPS, "blocks and outputs compared")
+    continuations = _continue(pair, runner=runner, inputs=inputs, num_tokens=continued_tokens)
+    told(4, _NUM_STEPS, "continuations compared")
+    return ParityReport(
+        source=str(pair.checkpoint),
+        model=str(pair.model),
+        name=pair.description.name,
+        kind=pair.description.kind.value,
+        road=pair.manifest.road,
+        inputs={name: f"{array.dtype} {list(array.shape)}" for name, array in inputs.items()},
+        limits=limits or ParityLimits(),
+        tensors=tensors,
+        blocks=blocks,
+        outputs=outputs,
+        not_compared=not_compared,
+        continuations=continuations,
+    )
+
+
+def _compare_inside(
+    pair: ModelPair, *, runner: FlaxRunner, inputs: Arrays
+) -> tuple[tuple[BlockAgreement, ...], tuple[OutputAgreement, ...], tuple[str, ...]]:
+    """Both models on `inputs`: the agreement of every block, of every output, and outputs that only torch gives.
+
+    Raises:
+        ConversionError: blocks or outputs cannot be compared; lists every complaint.
+    """
+    ours, taps = runner.outputs_and_taps(inputs)
+    pairs = pair_blocks(tuple(taps), blocks=_block_templates(pair, taps=tuple(taps)))
+    with watching(pair.reference, pairs.values()) as activations:
+        theirs = torch_outputs(pair.reference, inputs)
+    outputs, not_compared = compare_outputs(theirs, ours)
+    return compare_blocks(pairs, taps=taps, activations=activations), outputs, not_compared
+
+
+def _block_templates(pair: ModelPair, *, taps: Sequence[str]) -> Sequence[tuple[str, str]]:
+    """A family declares them; a traced module has torch's own paths."""
+    if pair.manifest.road == "trace":
+        return [(path, path) for path in taps]
+    return table_for(pair.config, names=tuple(pair.manifest.source_dtypes)).blocks
+
+
+def _continue(
+    pair: ModelPair, *, runner: FlaxRunner, inputs: Mapping[str, NDArray[np.generic]], num_tokens: int
+) -> tuple[ContinuedPrompt, ...]:
+    """Both continue the rows of `inputs`; nothing for a model that does not generate."""
+    tokens = TOKEN_INPUTS.get(pair.description.kind)
+    if tokens is None or tokens not in inputs or num_tokens < 1:
+        return ()
+    prompt_tokens = min(PROMPT_TOKENS, inputs[tokens].shape[1])
+    found = [
+        continue_by_forward(forward, inputs=inputs, tokens=tokens, prompt_tokens=prompt_tokens, num_tokens=num_tokens)
+        for forward in (lambda given: torch_outputs(pair.reference, given), runner.outputs)
+    ]
+    return continued(found[0], found[1])

@@ -17,6 +17,9 @@ from flax import nnx
 from numpy.typing import NDArray
 
 from pipeline.errors import ParameterError
+from pipeline.models.description import ModelDescription, ModelKind
+
+TOKENS, MASK, LOGITS = "input_ids", "attention_mask", "logits"
 
 
 def choose_device(requested: Literal["auto", "cpu", "cuda"]) -> tuple[jax.Device, str]:
@@ -41,23 +44,28 @@ def choose_device(requested: Literal["auto", "cpu", "cuda"]) -> tuple[jax.Device
 
 
 class FlaxPredictor:
-    """A module `model(tokens_BT) -> logits_BTV` on one device.
+    """A described causal language model on one device.
 
     Args:
         model: with float32 parameters.
+        description: of the model: how it is run.
         device: where it runs.
         batch_sequences: rows in one forward pass; fewer are padded, more are cut into several passes.
     """
 
-    def __init__(self, model: nnx.Module, *, device: jax.Device, batch_sequences: int) -> None:
+    def __init__(
+        self, model: nnx.Module, *, description: ModelDescription, device: jax.Device, batch_sequences: int
+    ) -> None:
+        has_mask = _takes_mask(description)
         graph, state = nnx.split(model)
         self._state = jax.device_put(state, device)
         self._device = device
         self._batch_sequences = batch_sequences
 
         def forward(state: Any, tokens_BT: jax.Array) -> jax.Array:
+            inputs = {TOKENS: tokens_BT, **({MASK: jnp.ones_like(tokens_BT)} if has_mask else {})}
             with jax.default_matmul_precision("highest"):
-                return nnx.merge(graph, state)(tokens_BT)
+                return description.forward(nnx.merge(graph, state), inputs)[LOGITS]
 
         def losses(state: Any, rows_BT: jax.Array) -> jax.Array:
             log_probabilities = jax.nn.log_softmax(forward(state, rows_BT[:, :-1]), axis=-1)
@@ -100,3 +108,21 @@ class FlaxPredictor:
             part = tokens[start : start + size].astype(np.int32)
             padded = np.pad(part, ((0, size - len(part)), (0, 0)))
             yield jax.device_put(padded, self._device), len(part)
+
+
+def _takes_mask(description: ModelDescription) -> bool:
+    """True where the model wants to be told which tokens are real.
+
+    Raises:
+        ParameterError: it is no language model, or wants more than tokens and their mask.
+    """
+    if description.kind is not ModelKind.CAUSAL_LM:
+        raise ParameterError(
+            f"text is scored with a {ModelKind.CAUSAL_LM} model; this one ({description.name}) is {description.kind}"
+        )
+    wanted = set(description.example_inputs(seed=0))
+    if not {TOKENS} <= wanted <= {TOKENS, MASK}:
+        raise ParameterError(
+            f"text is scored with a model of {TOKENS} (and {MASK}); this one takes {', '.join(sorted(wanted))}"
+        )
+    return MASK in wanted

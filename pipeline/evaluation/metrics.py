@@ -82,6 +82,12 @@ def kl_divergence(reference_BTV: Floats, candidate_BTV: Floats) -> Floats:
     return np.maximum((np.exp(log_p) * (log_p - log_q)).sum(axis=-1), 0.0)
 
 
+def topk_overlap(reference: Floats, candidate: Floats, *, k: int) -> Floats:
+    """Share of the `k` largest of the last axis that are among the other side's `k` largest; the leading shape."""
+    theirs, ours = (np.argpartition(logits, -k, axis=-1)[..., -k:] for logits in (reference, candidate))
+    return (theirs[..., :, None] == ours[..., None, :]).any(axis=-1).mean(axis=-1)
+
+
 def matched_prefix(reference_SN: NDArray[Any], candidate_SN: NDArray[Any]) -> NDArray[np.int64]:
     """How many tokens of each continuation agree before the first that differs; [S].
 

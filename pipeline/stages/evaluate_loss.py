@@ -15,6 +15,7 @@ from pipeline.evaluation.held_out import check_language, spread_rows
 from pipeline.evaluation.scoring import score
 from pipeline.models.checkpoint import load_model
 from pipeline.models.config_file import read_config
+from pipeline.models.registry import describe
 from pipeline.stages.parameters import EvaluateLossParameters
 from pipeline.stages.protocol import StageContext, StageResult
 
@@ -46,7 +47,12 @@ def run(context: StageContext[EvaluateLossParameters]) -> StageResult:
     rows = spread_rows(dataset.num_rows("validation"), count=given.num_sequences)
     reporter.dataset("validation", digest=source.digest, source=source.stage, facts={"rows": len(rows)})
     batch = min(given.batch_sequences, len(rows))
-    predictor = FlaxPredictor(load_model(directory, dtype="float32"), device=device, batch_sequences=batch)
+    predictor = FlaxPredictor(
+        load_model(directory, dtype="float32"),
+        description=describe(directory),
+        device=device,
+        batch_sequences=batch,
+    )
     scores = score(
         predictor,
         read=lambda indices: dataset.rows("validation", indices),

@@ -1,58 +1,105 @@
 """`evaluate.parity`: prove that the torch checkpoint and the Flax model compute the same.
 
-Owns which rows and prompts are compared and how the result is reported. Knows nothing of rules, formats or formulas.
-The one decision: both models run in float32 on the CPU, where neither framework rounds its products, so what is
-measured is the conversion and not a device.
+Owns which inputs are compared and how the result is reported. Knows nothing of rules, formats or formulas. The one
+decision: both models run in float32 on the CPU, where neither framework rounds its products, so what is measured is the
+conversion and not a device.
 """
 
 import json
 from dataclasses import asdict
 from typing import Any
 
-from converters.parity import TensorAgreement, compare_tensors, load_pair
+from converters.model_pair import ModelPair, load_pair
+from converters.parity import compare_pair
+from converters.parity_report import REPORT_FILE, ParityLimits, ParityReport
+from converters.parity_tensors import compare_tensors
 from pipeline.data.packed import PackedDataset
 from pipeline.errors import ParameterError, StageError
 from pipeline.evaluation.comparison import Comparison, charts, compare, rows_per_batch
 from pipeline.evaluation.flax_predictor import FlaxPredictor, choose_device
 from pipeline.evaluation.held_out import check_language, spread_rows
 from pipeline.evaluation.torch_predictor import TorchPredictor
+from pipeline.models.description import ModelKind
 from pipeline.stages.parameters import EvaluateParityParameters
 from pipeline.stages.protocol import StageContext, StageResult
 
-REPORT_FILE = "parity.json"
 _TOKENIZER_FILE = "tokenizer.json"
+_DATASET = "dataset"
 
 
 def run(context: StageContext[EvaluateParityParameters]) -> StageResult:
-    """Compare the inputs `checkpoint` and `model` on the held-out rows of `dataset`.
+    """Compare the inputs `checkpoint` and `model`: tensors, blocks, outputs; on the rows of `dataset` where given.
 
-    Writes `report/parity.json`: the metrics, the numbers of every row, every continuation, and the tensors.
+    Writes `report/parity.json`: the metrics, every level, and of text rows the numbers of every row.
 
     Raises:
         ParameterError: prompts do not fit the rows or the model, or the dataset has another vocabulary.
         CheckpointError: the checkpoint is missing, truncated or altered.
         ArtifactError: the model or the dataset is.
         ConversionError: checkpoint and model are not of one config.
-        StageError: a model gives logits that are not finite.
+        StageError: a model gives values that are not finite.
     """
     given, reporter = context.parameters, context.reporter
     checkpoint, model = context.input("checkpoint").path, context.input("model").path
-    dataset = PackedDataset.open(context.input("dataset").path)
     tensors = compare_tensors(checkpoint, model=model)
     pair = load_pair(checkpoint, model=model)
+    has_text = _DATASET in context.inputs
+    text = _compare_text(context, pair) if has_text else None
+    report = compare_pair(
+        pair,
+        tensors=tensors,
+        limits=ParityLimits(block_relative_error=given.block_limit),
+        continued_tokens=0 if has_text else given.continuation_tokens,
+        progress=lambda done, total, note: reporter.progress(float(done), total=float(total), unit="levels", note=note),
+    )
+    _refuse_not_finite(report, stage=context.stage)
+    metrics = {**report.metrics, **(text.metrics if text else {})}
+    _tell(context, report, text=text, metrics=metrics)
+    first = report.first_block_over_limit
+    return StageResult(
+        metrics=metrics,
+        facts={
+            "device": "cpu",
+            "device_reason": "parity is measured in float32 on the CPU on both sides",
+            "kind": report.kind,
+            "road": report.road,
+            "inputs": dict(report.inputs),
+            "num_sequences": len(text.sequences) if text else 0,
+            "num_blocks": len(report.blocks),
+            "first_block_over_limit": first.name if first else None,
+            "tensors_compared": tensors.num_tensors,
+            "tensors_rounded_by_cast": len(tensors.rounded),
+            "tensors_differing": list(tensors.differing),
+            "failures": list(report.failures),
+        },
+    )
+
+
+def _compare_text(context: StageContext[EvaluateParityParameters], pair: ModelPair) -> Comparison:
+    """Both models on held-out rows of the input `dataset`."""
+    given, reporter = context.parameters, context.reporter
+    if pair.description.kind is not ModelKind.CAUSAL_LM:
+        raise ParameterError(
+            f"stage {context.stage!r}: rows of text are compared for a {ModelKind.CAUSAL_LM} model, this one "
+            f"({pair.description.name}) is {pair.description.kind}",
+            hint="leave dataset out: random inputs of the model's own description are compared then",
+        )
+    dataset = PackedDataset.open(context.input(_DATASET).path)
+    vocabulary = int(pair.config["vocab_size"])
     _check(given, dataset=dataset, config=pair.config)
     check_language(
         dataset_vocabulary=dataset.vocabulary_size,
-        model_vocabulary=int(pair.config["vocab_size"]),
+        model_vocabulary=vocabulary,
         dataset_tokenizer=dataset.tokenizer_path,
-        model_tokenizer=model / _TOKENIZER_FILE,
+        model_tokenizer=pair.model / _TOKENIZER_FILE,
     )
     rows = spread_rows(dataset.num_rows("validation"), count=given.num_sequences)
     prompt_rows = spread_rows(dataset.num_rows("validation"), count=given.num_prompts)
-    batch = min(len(rows), rows_per_batch(dataset.sequence_length, vocabulary=int(pair.config["vocab_size"])))
-    candidate = FlaxPredictor(pair.candidate, device=choose_device("cpu")[0], batch_sequences=batch)
+    batch = min(len(rows), rows_per_batch(dataset.sequence_length, vocabulary=vocabulary))
+    device, _ = choose_device("cpu")
+    candidate = FlaxPredictor(pair.candidate, description=pair.description, device=device, batch_sequences=batch)
     try:
-        comparison = compare(
+        return compare(
             TorchPredictor(pair.reference),
             candidate,
             tokens_BT=dataset.rows("validation", rows)[:, :-1],
@@ -65,24 +112,7 @@ def run(context: StageContext[EvaluateParityParameters]) -> StageResult:
             ),
         )
     except ValueError as error:
-        raise StageError(
-            f"stage {context.stage!r}: torch is the reference, Flax the candidate; {error}",
-            hint="look for damaged weights in the training metrics, or for a wrong rule in the conversion record",
-        ) from error
-    _report(context, comparison, tensors)
-    return StageResult(
-        metrics=comparison.metrics,
-        facts={
-            "device": "cpu",
-            "device_reason": "parity is measured in float32 on the CPU on both sides",
-            "num_sequences": len(rows),
-            "sequence_length": dataset.sequence_length,
-            "num_prompts": len(prompt_rows),
-            "tensors_identical": f"{tensors.num_identical} of {tensors.num_tensors}",
-            "tensors_rounded_by_cast": len(tensors.rounded),
-            "tensors_differing": list(tensors.differing),
-        },
-    )
+        raise _not_finite(context.stage, str(error)) from error
 
 
 def _check(given: EvaluateParityParameters, *, dataset: PackedDataset, config: Any) -> None:
@@ -106,25 +136,53 @@ def _check(given: EvaluateParityParameters, *, dataset: PackedDataset, config: A
         raise ParameterError("; ".join(complaints))
 
 
-def _report(context: StageContext[EvaluateParityParameters], comparison: Comparison, tensors: TensorAgreement) -> None:
-    reporter = context.reporter
-    dataset = context.input("dataset")
-    reporter.dataset(
-        "validation", digest=dataset.digest, source=dataset.stage, facts={"rows": len(comparison.sequences)}
+def _refuse_not_finite(report: ParityReport, *, stage: str) -> None:
+    """A gate on a number needs a number.
+
+    Raises:
+        StageError: an output or a block is not finite; names the first.
+    """
+    named = [(block.name, block.max_relative) for block in report.blocks]
+    named += [(output.name, output.max_relative) for output in report.outputs]
+    first = next((name for name, error in named if error == float("inf")), None)
+    if first is not None:
+        raise _not_finite(stage, f"{first} is not finite on one side, or zero in torch alone")
+
+
+def _not_finite(stage: str, what: str) -> StageError:
+    return StageError(
+        f"stage {stage!r}: torch is the reference, Flax the candidate; {what}",
+        hint="look for damaged weights in the training metrics, or for a wrong rule in the conversion record",
     )
-    for name, chart in charts(comparison, reference="torch", candidate="Flax").items():
+
+
+def _tell(
+    context: StageContext[EvaluateParityParameters],
+    report: ParityReport,
+    *,
+    text: Comparison | None,
+    metrics: dict[str, float],
+) -> None:
+    reporter, tensors = context.reporter, report.tensors
+    for name, chart in report.charts().items():
         reporter.figure(name, chart=chart)
-    reporter.metrics(comparison.metrics)
+    reporter.metrics(metrics)
     reporter.note(
-        f"{tensors.num_identical} of {tensors.num_tensors} tensors come back bit for bit; largest logit difference "
-        f"{comparison.metrics['max_abs_logit_difference']:.2e}, greedy match {comparison.metrics['greedy_match']:.1%}"
+        f"{tensors.num_identical} of {tensors.num_tensors} tensors come back bit for bit; {len(report.blocks)} blocks, "
+        f"largest relative error {report.max_block_relative_error:.2e}; outputs "
+        f"{metrics['max_rel_output_difference']:.2e}"
+        + (f"; greedy match {metrics['greedy_match']:.1%}" if "greedy_match" in metrics else "")
     )
-    report = {
-        "metrics": comparison.metrics,
-        "tensors": asdict(tensors),
-        "sequences": [asdict(row) for row in comparison.sequences],
-        "continuations": [asdict(continuation) for continuation in comparison.continuations],
-        "max_abs_by_position": comparison.max_abs_by_position,
-    }
+    for failure in report.failures:
+        reporter.note(failure)
+    value = {**report.to_json(), "metrics": metrics}
+    if text is not None:
+        dataset = context.input(_DATASET)
+        reporter.dataset("validation", digest=dataset.digest, source=dataset.stage, facts={"rows": len(text.sequences)})
+        for name, chart in charts(text, reference="torch", candidate="Flax").items():
+            reporter.figure(name, chart=chart)
+        value["sequences"] = [asdict(row) for row in text.sequences]
+        value["continuations"] = [asdict(continuation) for continuation in text.continuations]
+        value["max_abs_by_position"] = text.max_abs_by_position
     path = context.output("report") / REPORT_FILE
-    path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import converters
 from pipeline.cli.bench import BENCH_LOG, BENCHES
 from pipeline.cli.main import VERBS
 from pipeline.cli.trackers import TRACKERS
@@ -20,6 +21,7 @@ DOTTED = {
     *BACKENDS.values(),
     *BENCHES.values(),
     BENCH_LOG,
+    *converters.API.values(),
     *(kind.run for kind in KINDS.values() if kind.run),
     *(kind.sources for kind in KINDS.values() if kind.sources),
     *(kind.verify for kind in KINDS.values() if kind.verify),

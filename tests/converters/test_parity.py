@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from converters.conversion import convert
-from converters.parity import compare_tensors, load_pair
+from converters.model_pair import load_pair
+from converters.parity_tensors import compare_tensors
 from converters.torch_model import load_torch_model
 from pipeline.errors import ConversionError
 from pipeline.models.checkpoint import read_parameters, save_parameters

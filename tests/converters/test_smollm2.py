@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from converters.conversion import convert
+from converters.model_pair import load_pair
 from converters.operations import DeinterleaveRope
-from converters.parity import compare_tensors, load_pair
+from converters.parity_tensors import compare_tensors
 from converters.rules import match, render
 from pipeline.evaluation.comparison import compare
 from pipeline.evaluation.flax_predictor import FlaxPredictor
@@ -131,7 +132,9 @@ def test_smollm2_converts_and_agrees(smollm2, tmp_path):
     length = min(map(len, encoded))
     prompts = np.array([ids[:length] for ids in encoded], np.int32)
     pair = load_pair(smollm2, model=tmp_path / "flax")
-    flax = FlaxPredictor(pair.candidate, device=jax.devices("cpu")[0], batch_sequences=len(TEXTS))
+    flax = FlaxPredictor(
+        pair.candidate, description=pair.description, device=jax.devices("cpu")[0], batch_sequences=len(TEXTS)
+    )
     found = compare(
         TorchPredictor(pair.reference),
         flax,

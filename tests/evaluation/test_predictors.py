@@ -13,7 +13,9 @@ from pipeline.evaluation.flax_predictor import FlaxPredictor, choose_device
 from pipeline.evaluation.metrics import token_losses
 from pipeline.evaluation.scoring import score
 from pipeline.evaluation.torch_predictor import TorchPredictor
+from pipeline.models.family import FamilyModel
 from pipeline.models.llama import Llama, LlamaConfig
+from pipeline.models.registry import FAMILIES
 
 SIZES = {
     "vocab_size": 53,
@@ -34,9 +36,14 @@ def flax_model():
     return Llama(LlamaConfig(**SIZES, initializer_range=0.5), rngs=nnx.Rngs(0))
 
 
+def judged(model):
+    description = FamilyModel(family=FAMILIES["llama"], parsed=model.config)
+    return FlaxPredictor(model, description=description, device=jax.devices("cpu")[0], batch_sequences=3)
+
+
 @pytest.fixture(scope="module")
 def predictor(flax_model):
-    return FlaxPredictor(flax_model, device=jax.devices("cpu")[0], batch_sequences=3)
+    return judged(flax_model)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +71,7 @@ def test_flax_logits_are_the_models_whatever_the_batch(predictor, expected_logit
 
 
 def test_flax_compiles_once_for_every_number_of_rows(flax_model):
-    predictor = FlaxPredictor(flax_model, device=jax.devices("cpu")[0], batch_sequences=3)
+    predictor = judged(flax_model)
     for rows in (1, 2, 3, 4, 7):
         predictor.logits(tokens(rows))
     assert predictor.num_compilations == 1

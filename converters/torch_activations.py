@@ -1,0 +1,69 @@
+"""What a torch module computes, as numpy arrays by name.
+
+Owns running a module on a dict of inputs, the names of what it gives back, and looking at what its submodules give.
+Knows nothing of Flax and of checkpoints. The one decision: submodules are watched by forward hooks, so the module runs
+exactly the code that its users run.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pipeline.models.description import Arrays
+
+
+@torch.no_grad()
+def torch_outputs(model: torch.nn.Module, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
+    """Run `model` on `inputs` (by keyword of its `forward`); its float outputs by name, float32."""
+    found = model(**{name: _tensor(array) for name, array in inputs.items()})
+    return {name: _array(value) for name, value in _named(found) if torch.is_floating_point(value)}
+
+
+@contextmanager
+def watching(model: torch.nn.Module, paths: Iterable[str]) -> Iterator[Arrays]:
+    """Note what the submodules at `paths` give while the block runs, float32 by path.
+
+    Of a module that gives several values the first is noted; of one that runs several times the last run.
+
+    Raises:
+        AttributeError: there is no such submodule.
+    """
+    seen: Arrays = {}
+    handles = [model.get_submodule(path).register_forward_hook(_noting(seen, path)) for path in paths]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _noting(seen: Arrays, path: str) -> Callable[..., None]:
+    def note(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+        value = next((value for _, value in _named(output)), None)
+        if value is not None:
+            seen[path] = _array(value)
+
+    return note
+
+
+def _named(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of an output: by key of a dict, by position of a tuple, alone as `output`."""
+    if isinstance(value, torch.Tensor):
+        yield "output", value
+    elif isinstance(value, Mapping):
+        yield from ((str(key), item) for key, item in value.items() if isinstance(item, torch.Tensor))
+    elif isinstance(value, list | tuple):
+        yield from ((f"output_{i}", item) for i, item in enumerate(value) if isinstance(item, torch.Tensor))
+
+
+def _tensor(array: NDArray[Any]) -> torch.Tensor:
+    # torch counts tokens in int64; the arrays of a description are int32, as jax has them.
+    return torch.from_numpy(array.astype(np.int64) if array.dtype == np.int32 else array)
+
+
+def _array(value: torch.Tensor) -> NDArray[Any]:
+    return value.detach().to(torch.float32).cpu().numpy()
