@@ -105,14 +105,19 @@ class ConvertFlaxParameters(Parameters):
 
 
 class EvaluateParityParameters(Parameters):
-    """`evaluate.parity`: torch and Flax on the same held-out tokens, in float32."""
+    """`evaluate.parity`: torch and Flax side by side in float32: tensors, blocks, outputs."""
 
     checkpoint: CheckpointInput = Field(description="The torch side.")
     model: FlaxModelInput = Field(description="The Flax side.")
-    dataset: DatasetInput = Field(description="Its validation split is the input of both.")
+    dataset: DatasetInput | None = Field(
+        None,
+        description="Text, for models that generate text: its validation split is the input of both. Random inputs "
+        "of the model's own description are compared either way.",
+    )
+    block_limit: float = Field(1e-5, gt=0, description="Relative error above which a block is named.")
     num_sequences: int = Field(8, ge=1, description="Held-out rows compared.")
-    num_prompts: int = Field(4, ge=1, description="Greedy continuations compared.")
-    prompt_tokens: int = Field(16, ge=1, description="Tokens in a prompt.")
+    num_prompts: int = Field(4, ge=1, description="Greedy continuations of held-out rows compared.")
+    prompt_tokens: int = Field(16, ge=1, description="Tokens in a prompt of held-out rows.")
     continuation_tokens: int = Field(32, ge=1, description="Tokens continued greedily.")
 
 
