@@ -10,9 +10,14 @@ from converters.float8 import DequantizedSource
 from converters.safetensors_reader import SafetensorsSource
 from converters.source import CheckpointSource
 from converters.torch_dcp_reader import TorchDcpSource
+from converters.torch_file_reader import TorchFileSource
 from pipeline.errors import CheckpointError
 
-READERS = (TorchDcpSource, SafetensorsSource)
+READERS = (TorchDcpSource, SafetensorsSource, TorchFileSource)
+ALLOWED = (
+    "dcp/ or .metadata with *.distcp (torch.distributed.checkpoint); *.safetensors with or without an index; *.bin, "
+    "*.pt, *.pth (torch.save)"
+)
 
 
 def open_source(path: Path) -> CheckpointSource:
@@ -28,9 +33,6 @@ def open_source(path: Path) -> CheckpointSource:
             source: CheckpointSource = reader.open(path)
             return DequantizedSource(source) if DequantizedSource.is_needed(source.headers) else source
     raise CheckpointError(f"{path}: no checkpoint that a reader knows" + _found(path), hint=f"allowed: {ALLOWED}")
-
-
-ALLOWED = "dcp/ or .metadata with *.distcp (torch.distributed.checkpoint); *.safetensors with or without an index; "
 
 
 def _found(path: Path) -> str:
