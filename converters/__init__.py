@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from converters.conversion import convert as convert
+    from converters.conversion_preview import preview as preview
+    from converters.conversion_preview import recognised as recognised
     from converters.loading import load as load
     from converters.parity import check_parity as check_parity
 
@@ -24,10 +26,12 @@ API: Mapping[str, str] = {
     "check_parity": "converters.parity:check_parity",
     "convert": "converters.conversion:convert",
     "load": "converters.loading:load",
+    "preview": "converters.conversion_preview:preview",
+    "recognised": "converters.conversion_preview:recognised",
 }
 """Public name to the function behind it."""
 
-__all__ = ["check_parity", "convert", "load"]
+__all__ = ["check_parity", "convert", "load", "preview", "recognised"]
 
 
 def __getattr__(name: str) -> Any:

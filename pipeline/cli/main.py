@@ -25,6 +25,8 @@ VERBS: Mapping[str, str] = {
     "logs": "pipeline.cli.runs:logs",
     "ui": "pipeline.cli.services:ui",
     "down": "pipeline.cli.services:down",
+    "convert": "pipeline.cli.conversion:convert",
+    "parity": "pipeline.cli.agreement:parity",
     "bench": "pipeline.cli.bench:bench",
 }
 
@@ -39,6 +41,9 @@ app = typer.Typer(
 
 Flow = Annotated[Path, typer.Argument(help="The flow: a YAML file.", show_default=False)]
 Run = Annotated[str, typer.Argument(help="A run id, a unique part of one, or `latest`.")]
+Source = Annotated[
+    str, typer.Argument(help="A checkpoint: a path, an fsspec URL or models:/name@alias.", show_default=False)
+]
 Params = Annotated[
     list[str] | None, typer.Option("--param", "-P", help="NAME=VALUE, converted by the flow's schema; repeatable.")
 ]
@@ -185,6 +190,47 @@ def ui(
 def down(store: StoreOption = None, json: Json = False) -> None:
     """Stop the endpoint and the local Ray head that runs started."""
     _call("down", store=store, as_json=json)
+
+
+@app.command()
+def convert(
+    source: Source,
+    to: Annotated[Path | None, typer.Option("--to", help="The new directory.", show_default=False)] = None,
+    format: Annotated[str, typer.Option("--format", help="orbax, safetensors, onnx or stablehlo.")] = "orbax",
+    via: Annotated[str, typer.Option("--via", help="auto, family or trace.")] = "auto",
+    dtype: Annotated[str, typer.Option("--dtype", help="keep, float32 or bfloat16.")] = "keep",
+    check: Annotated[bool, typer.Option("--check", help="Plan only: reads headers, writes nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Convert a model: a torch checkpoint to Flax, or a Flax directory to another format."""
+    _call("convert", source=source, to=to, format=format, via=via, dtype=dtype, check=check, as_json=json)
+
+
+@app.command()
+def parity(
+    source: Source,
+    flax: Annotated[str, typer.Argument(help="The Flax model directory made from it.", show_default=False)],
+    block_limit: Annotated[float, typer.Option(help="Relative error of a block.", min=0.0)] = 1e-5,
+    output_limit: Annotated[float, typer.Option(help="Relative error of an output.", min=0.0)] = 1e-4,
+    continued_tokens: Annotated[int, typer.Option(help="Tokens continued greedily.", min=0)] = 16,
+    seed: Annotated[int, typer.Option(help="Of the random inputs.", min=0)] = 0,
+    report: Annotated[
+        Path | None, typer.Option("--report", help="Directory for parity.json and parity.html.", show_default=False)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Prove that a torch checkpoint and its Flax model compute the same: tensors, blocks, outputs."""
+    _call(
+        "parity",
+        source=source,
+        flax=flax,
+        block_limit=block_limit,
+        output_limit=output_limit,
+        continued_tokens=continued_tokens,
+        seed=seed,
+        report=report,
+        as_json=json,
+    )
 
 
 @app.command()

@@ -64,6 +64,15 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
+def byte_text(num_bytes: float) -> str:
+    """`512 B`, `1.5 kB`, `538 MB`, `1.2 GB`; powers of a thousand, as disks are sold."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:,.3g} TB"
+
+
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
     sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")

@@ -1,17 +1,15 @@
 """The run report: one page that says what a run did.
 
 Owns the order of the page and what is worth a place in it. Reads a `RunView` and nothing else: no clock, no store, no
-network. The one decision: one self-contained file without scripts, so that it can be mailed, archived, shown by MLflow
-and read in ten years.
+network. The one decision: what a person asks first stands first: did it work, what failed, where did the time go.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from importlib.resources import files
 
 from pipeline.spec.gate import GateVerdict
 from pipeline.stages.protocol import JSON
-from pipeline.tracking.chart import chart_css, render_chart
+from pipeline.tracking.page import chart_cards, document, section, tiles
 from pipeline.tracking.page_text import (
     NOTHING,
     NOTHING_HTML,
@@ -44,35 +42,26 @@ FIRST_CURVES = ("learning_rate", "gradient_norm", "tokens_per_second")
 
 def render_report(run: RunView) -> str:
     """The page as HTML text; every name and text from the run is escaped, secrets in URIs are scrubbed."""
-    style = files("pipeline.tracking").joinpath("report.css").read_text(encoding="utf-8") + chart_css()
     sections = [
         _header(run),
-        _section("Stages", f'<div class="card scroll">{graph_svg(run)}</div>') if run.stages else _nothing(),
-        _section("Timeline", f'<div class="card">{gantt_html(run)}</div>') if run.stages else "",
-        _section("Gates", _gates(run)),
-        _section("Curves", _charts(list(_curves(run)))),
-        _section("Figures", _charts(list(_figures(run)))),
-        _section("Stage by stage", "".join(_stage(stage, run) for stage in run.stages)),
-        _section("Lineage", _lineage(run)),
-        _section("Flow", _flow(run)),
+        section("Stages", f'<div class="card scroll">{graph_svg(run)}</div>') if run.stages else _nothing(),
+        section("Timeline", f'<div class="card">{gantt_html(run)}</div>') if run.stages else "",
+        section("Gates", _gates(run)),
+        section("Curves", chart_cards(list(_curves(run)))),
+        section("Figures", chart_cards(list(_figures(run)))),
+        section("Stage by stage", "".join(_stage(stage, run) for stage in run.stages)),
+        section("Lineage", _lineage(run)),
+        section("Flow", _flow(run)),
     ]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<link rel="icon" href="data:,">\n'
-        f"<title>{escape(run.flow)} · {escape(run.run_id)} · {run.status.value.lower()}</title>\n"
-        f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n{''.join(sections)}"
-        f"<footer>Run {escape(run.run_id)} of flow {escape(run.flow)}. Times are UTC.</footer>\n"
-        "</main>\n</body>\n</html>\n"
+    return document(
+        f"{run.flow} · {run.run_id} · {run.status.value.lower()}",
+        body="".join(sections),
+        footer=f"Run {run.run_id} of flow {run.flow}. Times are UTC.",
     )
 
 
-def _section(title: str, body: str) -> str:
-    return f"<section>\n<h2>{escape(title)}</h2>\n{body}\n</section>\n" if body else ""
-
-
 def _nothing() -> str:
-    return _section("Stages", '<p class="card muted">This run has no stages.</p>')
+    return section("Stages", '<p class="card muted">This run has no stages.</p>')
 
 
 def _header(run: RunView) -> str:
@@ -83,7 +72,7 @@ def _header(run: RunView) -> str:
     return (
         f'<header>\n<div class="title"><h1>{escape(run.flow)}</h1>{chip(run.status.value)}</div>\n'
         f'<div class="subtitle">{"".join(where)}</div>\n{_failure(run)}{_gap(run)}'
-        f'<dl class="tiles">{"".join(_tile(*tile) for tile in _tiles(run))}</dl>\n{_parameters(run)}</header>\n'
+        f"{tiles(_tiles(run))}\n{_parameters(run)}</header>\n"
     )
 
 
@@ -125,11 +114,6 @@ def _tiles(run: RunView) -> Iterator[tuple[str, str, str]]:
                 found[name] = (number_text(float(stage.metrics[name])), f"stage {stage.name}")
     for name in [name for name in HEADLINES if name in found][:MAX_HEADLINES]:
         yield words(name), found[name][0], found[name][1]
-
-
-def _tile(label: str, value: str, small: str) -> str:
-    extra = f'<dd class="small">{escape(small)}</dd>' if small else ""
-    return f'<div class="tile"><dt>{escape(label)}</dt><dd>{escape(value)}</dd>{extra}</div>'
 
 
 def _parameters(run: RunView) -> str:
@@ -201,21 +185,6 @@ def _figures(run: RunView) -> Iterator[tuple[str, Mapping[str, JSON]]]:
     for stage in run.stages:
         for name, chart in stage.figures.items():
             yield stage.name, {**chart, "title": chart.get("title") or name}
-
-
-def _charts(charts: Sequence[tuple[str, Mapping[str, JSON]]]) -> str:
-    if not charts:
-        return ""
-    cells = "".join(
-        f'<figure class="card"><figcaption>{escape(_sentence(str(chart["title"])))} <span>{escape(stage)}</span>'
-        f"</figcaption>{render_chart(chart)}</figure>"
-        for stage, chart in charts
-    )
-    return f'<div class="charts">{cells}</div>'
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _stage(stage: StageView, run: RunView) -> str:
