@@ -9,7 +9,6 @@ storage; before torch 1.6 a row of pickles with the storages behind them.
 """
 
 import io
-import pickletools
 import re
 import struct
 import zipfile
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from converters.pickle_instructions import instructions
 from pipeline.errors import CheckpointError
 
 MAX_PICKLE_BYTES = 200_000_000
@@ -151,11 +151,11 @@ def _data_offset(file: IO[bytes], member: zipfile.ZipInfo) -> int:
 
 def _check_names(pickles: IO[bytes], *, num_pickles: int) -> None:
     for _ in range(num_pickles):
-        for opcode, argument, _place in pickletools.genops(pickles):
-            if opcode.name == "GLOBAL" and _ALLOWED_NAMES.fullmatch(str(argument)) is None:
+        for instruction, argument in instructions(pickles):
+            if instruction == "GLOBAL" and _ALLOWED_NAMES.fullmatch(str(argument)) is None:
                 raise ValueError(f"it names {str(argument).replace(' ', '.')}, which no state dict of tensors holds")
-            if opcode.name in ("STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4"):
-                raise ValueError(f"it has the instruction {opcode.name}, which torch.save never writes")
+            if instruction in ("STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4"):
+                raise ValueError(f"it has the instruction {instruction}, which torch.save never writes")
 
 
 def _refusal(path: Path, error: Exception) -> CheckpointError:

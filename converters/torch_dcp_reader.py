@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from converters.model_subtree import model_subtree
 from converters.operations import Array, Shape
+from converters.parts import check_parts, place_of
+from converters.pickle_instructions import check_instructions
 from converters.source import CONFIG_FILE, BesideTheWeights, TensorHeader
+from converters.torch_file_reader import to_numpy
 from pipeline.errors import CheckpointError
 
 METADATA_FILE = ".metadata"
 DCP_DIRECTORY = "dcp"
-MODEL_SUBTREE = "model"
-"""The key of a checkpoint's state dict that holds the model's; everything beside it is left unread."""
 
 _METADATA_CLASSES = {
     "torch.distributed.checkpoint.metadata": {
@@ -108,7 +108,7 @@ class TorchDcpSource(BesideTheWeights):
         directory = path if data != path or (path / CONFIG_FILE).exists() else path.parent
         metadata = _read_metadata(data / METADATA_FILE)
         try:
-            headers, chunks, complaints = _plan(metadata)
+            headers, chunks, complaints = _plan(metadata, where=str(data / METADATA_FILE))
             complaints += _file_complaints(data, chunks)
         except _DAMAGE as error:
             raise CheckpointError(f"{data / METADATA_FILE}: damaged DCP metadata: {_first_line(error)}") from error
@@ -116,9 +116,8 @@ class TorchDcpSource(BesideTheWeights):
             raise CheckpointError(f"{data}: damaged checkpoint:\n" + "\n".join(f"  {text}" for text in complaints))
         if not headers:
             raise CheckpointError(
-                f"{data / METADATA_FILE}: no tensor under {MODEL_SUBTREE!r}; "
-                f"it holds: {', '.join(sorted({path[0] for path in _paths(metadata).values()})) or 'nothing'}",
-                hint="save {'model': model_state_dict, ...} with torch.distributed.checkpoint",
+                f"{data / METADATA_FILE}: it holds no tensors",
+                hint="save {'model': model.state_dict(), ...} with torch.distributed.checkpoint",
             )
         order = sorted(headers, key=lambda name: [(c.file, c.offset) for c in chunks[name][:1]])
         return cls(directory=directory, data=data, headers={name: headers[name] for name in order}, chunks=chunks)
@@ -133,11 +132,11 @@ class TorchDcpSource(BesideTheWeights):
         chunks = self._chunks[name]
         parts = ((chunk, self._read_chunk(name, chunk)) for chunk in chunks)
         if len(chunks) == 1 and chunks[0].sizes == header.shape:
-            return _to_numpy(next(parts)[1])
+            return to_numpy(next(parts)[1])
         whole = torch.empty(header.shape, dtype=getattr(torch, header.dtype))
         for chunk, part in parts:
-            whole[tuple(slice(s, s + n) for s, n in zip(chunk.starts, chunk.sizes, strict=True))] = part
-        return _to_numpy(whole)
+            whole[place_of(chunk)] = part
+        return to_numpy(whole)
 
     def _read_chunk(self, name: str, chunk: _Chunk) -> torch.Tensor:
         header = self.headers[name]
@@ -173,12 +172,15 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 def _check_sums(archive: io.BytesIO) -> None:
-    """Hold the checksums of a `torch.save` archive against its bytes; `torch.load` does not (seen with torch 2.13).
+    """Refuse an archive that would inflate, and hold its checksums against its bytes; `torch.load` does neither.
 
     Raises:
         ValueError: a member is damaged.
     """
     with zipfile.ZipFile(archive) as members:
+        deflated = [member.filename for member in members.infolist() if member.compress_type != zipfile.ZIP_STORED]
+        if deflated:
+            raise ValueError(f"{deflated[0]} is deflated, which torch.save never does")
         damaged = members.testzip()
     if damaged is not None:
         raise ValueError(f"the checksum of {damaged} does not hold")
@@ -186,14 +188,17 @@ def _check_sums(archive: io.BytesIO) -> None:
 
 
 def _read_metadata(path: Path) -> Any:
+    if not path.is_file():
+        what = "is no regular file" if path.exists() else "missing"
+        raise CheckpointError(
+            f"{path}: {what}, so this is not a complete torch.distributed.checkpoint directory",
+            hint="DCP writes .metadata last; a checkpoint without it was interrupted while it was saved",
+        )
     try:
         with path.open("rb") as file:
+            check_instructions(file)
+            file.seek(0)
             metadata = _MetadataUnpickler(file).load()
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path}: missing, so this is not a complete torch.distributed.checkpoint directory",
-            hint="DCP writes .metadata last; a checkpoint without it was interrupted while it was saved",
-        ) from None
     except _DAMAGE as error:
         raise CheckpointError(f"{path}: not readable as DCP metadata: {_first_line(error)}") from error
     if not isinstance(getattr(metadata, "state_dict_metadata", None), dict) or not metadata.storage_data:
@@ -207,42 +212,44 @@ def _paths(metadata: Any) -> dict[str, tuple[str, ...]]:
     return {key: tuple(map(str, recorded.get(key, (key,)))) for key in metadata.state_dict_metadata}
 
 
-def _model_tensors(metadata: Any) -> Iterator[tuple[str, str, TensorStorageMetadata]]:
-    """(name in the model, flat key, stored metadata) of each tensor of the model subtree.
+def _model_tensors(metadata: Any, *, where: str) -> Iterator[tuple[str, str, TensorStorageMetadata]]:
+    """(name in the model, flat key, stored metadata) of each tensor of the model subtree."""
+    paths = {
+        key: path
+        for key, path in _paths(metadata).items()
+        if isinstance(metadata.state_dict_metadata[key], TensorStorageMetadata)
+    }
+    subtree = model_subtree(paths.values(), where=where)
+    for key, path in paths.items():
+        if path[: len(subtree)] == subtree:
+            yield ".".join(path[len(subtree) :]), key, metadata.state_dict_metadata[key]
 
-    A checkpoint that is a bare model state dict (no nesting anywhere) is the subtree itself.
-    """
-    paths = _paths(metadata)
-    is_nested = any(len(path) > 1 for path in paths.values())
-    for key, stored in metadata.state_dict_metadata.items():
-        path = paths[key]
-        if isinstance(stored, TensorStorageMetadata) and (not is_nested or path[0] == MODEL_SUBTREE):
-            yield ".".join(path[1:] if is_nested else path), key, stored
 
-
-def _plan(metadata: Any) -> tuple[dict[str, TensorHeader], dict[str, list[_Chunk]], list[str]]:
+def _plan(metadata: Any, *, where: str) -> tuple[dict[str, TensorHeader], dict[str, list[_Chunk]], list[str]]:
     """Headers and chunk places by tensor name, and what is wrong with them."""
     headers, chunks, complaints = {}, {}, []
-    for name, key, stored in _model_tensors(metadata):
+    places = {(index.fqn, tuple(index.offset or ())): info for index, info in metadata.storage_data.items()}
+    for name, key, stored in _model_tensors(metadata, where=where):
         try:
-            chunks[name] = _chunks(key, stored, metadata.storage_data)
+            chunks[name] = _chunks(key, stored, places)
         except ValueError as error:
             complaints.append(f"{key}: {error}")
         dtype = str(stored.properties.dtype).removeprefix("torch.")
-        headers[name] = TensorHeader(name=name, shape=tuple(stored.size), dtype=dtype)
+        headers[name] = TensorHeader(name=name, shape=tuple(map(int, stored.size)), dtype=dtype)
     return headers, chunks, complaints
 
 
-def _chunks(key: str, stored: TensorStorageMetadata, storage: Mapping[Any, Any]) -> list[_Chunk]:
+def _chunks(key: str, stored: TensorStorageMetadata, places: Mapping[tuple[str, Shape], Any]) -> list[_Chunk]:
     """Where the parts of one tensor lie.
 
     Raises:
-        ValueError: a part has no place, lies outside of the tensor, is compressed, or parts are missing.
+        ValueError: a part has no place or too little of it, lies outside of the tensor, is compressed, or parts are
+            missing or overlap.
     """
-    places = {(index.fqn, tuple(index.offset or ())): info for index, info in storage.items() if index.fqn == key}
+    itemsize = stored.properties.dtype.itemsize
     chunks = []
     for part in stored.chunks:
-        starts, sizes = tuple(part.offsets), tuple(part.sizes)
+        starts, sizes = tuple(map(int, part.offsets)), tuple(map(int, part.sizes))
         if 0 in sizes:  # ranks beyond the first axis of a small tensor hold nothing
             continue
         info = places.get((key, starts))
@@ -250,14 +257,17 @@ def _chunks(key: str, stored: TensorStorageMetadata, storage: Mapping[Any, Any])
             raise ValueError(f"the part at {starts} has no place in the metadata")
         if getattr(info, "transform_descriptors", None):
             raise ValueError(f"the part at {starts} is stored with {info.transform_descriptors}, which is not read")
-        if any(s < 0 or s + n > size for s, n, size in zip(starts, sizes, stored.size, strict=True)):
-            raise ValueError(f"the part {sizes} at {starts} lies outside of shape {tuple(stored.size)}")
-        chunks.append(
-            _Chunk(file=info.relative_path, offset=info.offset, length=info.length, starts=starts, sizes=sizes)
+        chunk = _Chunk(
+            file=str(info.relative_path),
+            offset=int(info.offset),
+            length=int(info.length),
+            starts=starts,
+            sizes=sizes,
         )
-    held, wanted = sum(math.prod(chunk.sizes) for chunk in chunks), math.prod(stored.size)
-    if held != wanted:
-        raise ValueError(f"its parts hold {held} of {wanted} numbers; a rank's part is missing or doubled")
+        if chunk.offset < 0 or math.prod(sizes) * itemsize > chunk.length:
+            raise ValueError(f"the part {sizes} at {starts} does not fit the {chunk.length} bytes of its place")
+        chunks.append(chunk)
+    check_parts(chunks, shape=tuple(map(int, stored.size)))
     return chunks
 
 
@@ -275,14 +285,6 @@ def _file_complaints(data: Path, chunks: Mapping[str, list[_Chunk]]) -> list[str
         elif path.stat().st_size < end:
             complaints.append(f"{path}: shard is truncated: {path.stat().st_size} bytes, the model needs {end}")
     return complaints
-
-
-def _to_numpy(tensor: torch.Tensor) -> Array:
-    """The same bytes in numpy; bfloat16, which torch does not export, through its bits."""
-    tensor = tensor.detach().contiguous()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return np.asarray(tensor.numpy())
 
 
 def _first_line(error: BaseException) -> str:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
-from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint import FileSystemWriter, HuggingFaceStorageWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -76,31 +76,56 @@ def test_plain_directory_of_a_bare_state_dict(tmp_path):
     assert source.directory == tmp_path  # the config lies beside or above
 
 
-def _train_one_rank(rank: int, port: int, directory: str) -> None:
+def _train_one_rank(rank: int, world: int, port: int, directory: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    dist.init_process_group("gloo", rank=rank, world_size=world)
     torch.manual_seed(0)
-    # 5 rows over 2 ranks are uneven, 1 row leaves the second rank empty.
-    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 1))
+    # 5 rows over 2 or 4 ranks are uneven, 1 row leaves the other ranks empty.
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 1), torch.nn.BatchNorm1d(1))
     whole = {name: value.clone() for name, value in model.state_dict().items()}
-    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    dcp.save({"model": model.state_dict()}, checkpoint_id=str(Path(directory) / "dcp"))
+    fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+    state, root = model.state_dict(), Path(directory)
+    optimizer = {"state": {name: {"exp_avg": torch.ones_like(value)} for name, value in state.items()}}
+    dcp.save({"model": state, "optimizer": optimizer}, checkpoint_id=str(root / "nested" / "dcp"))
+    dcp.save(dict(state), checkpoint_id=str(root / "flat"))
+    dcp.save({"app": {"model": state, "optim": optimizer, "step": 3}}, checkpoint_id=str(root / "app"))
+    writer = HuggingFaceStorageWriter(str(root / "safetensors"), save_distributed=True)
+    dcp.save(dict(state), storage_writer=writer)
     if rank == 0:
-        torch.save(whole, Path(directory) / "whole.pt")
+        torch.save(whole, root / "whole.pt")
     dist.destroy_process_group()
 
 
-def test_two_fsdp_ranks_are_read_by_one_process_without_a_group(tmp_path):
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_of_fsdp_are_read_by_one_process_without_a_group(tmp_path, world):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(_train_one_rank, args=(port, str(tmp_path)), nprocs=2)
-    source = TorchDcpSource.open(tmp_path)
+    mp.spawn(_train_one_rank, args=(world, port, str(tmp_path)), nprocs=world)
     whole = torch.load(tmp_path / "whole.pt", weights_only=True)
-    assert len(list((tmp_path / "dcp").glob("*.distcp"))) == 2
+    for name, num_files in {"nested": 0, "flat": world, "app": world, "safetensors": world}.items():
+        source = open_source(tmp_path / name)
+        assert len(list((tmp_path / name).glob("*.*"))) >= num_files
+        assert source.format == ("safetensors" if name == "safetensors" else "torch-dcp")
+        assert set(source.headers) == set(whole)
+        assert all((source.read(key) == value.numpy()).all() for key, value in whole.items())
+        assert source.headers["2.num_batches_tracked"].dtype == "int64"
+    assert len(list((tmp_path / "nested" / "dcp").glob("*.distcp"))) == world
     assert not dist.is_initialized()
-    assert set(source.headers) == set(whole)
-    assert all((source.read(name) == value.numpy()).all() for name, value in whole.items())
+
+
+@pytest.mark.parametrize(
+    ("state", "complaint"),
+    [
+        ({"model": STATE, "model_state_dict": STATE}, r"several parts could be the model: 'model', 'model_state_dict'"),
+        ({"app": {"model": STATE}, "model": STATE}, r"several parts could be the model: 'app\.model', 'model'"),
+        ({"generator": STATE, "critic": STATE}, "no tensor under 'model', .*; it holds: critic, generator"),
+    ],
+)
+def test_model_that_is_not_the_only_one_is_refused_with_what_there_is(tmp_path, state, complaint):
+    directory = save(tmp_path / "checkpoint", state)
+    with pytest.raises(CheckpointError, match=complaint):
+        open_source(directory)
 
 
 def test_missing_metadata_is_named(saved):
@@ -205,6 +230,24 @@ def test_lost_part_of_a_tensor_is_an_error(saved):
         open_source(saved)
 
 
+def test_part_larger_than_its_bytes_is_an_error(saved):
+    """A shape that no memory holds is refused before memory is asked for."""
+    path = saved / "dcp" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    stored = metadata.state_dict_metadata["model.norm.weight"]
+    stored.size = stored.chunks[0].sizes = torch.Size([2**50])
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match=r"norm.weight: the part \(1125899906842624,\) at .* does not fit the"):
+        open_source(saved)
+
+
+def test_metadata_that_takes_memory_is_refused_unread(saved):
+    """CPython allocates 16 bytes for each place of the memo up to the one an instruction names."""
+    (saved / "dcp" / ".metadata").write_bytes(b"\x80\x02}r\xff\xff\xff\x7f.")
+    with pytest.raises(CheckpointError, match=r"writes to place 2147483647 of the memo, which no pickler does"):
+        open_source(saved)
+
+
 def test_place_outside_of_the_checkpoint_is_refused(saved):
     path = saved / "dcp" / ".metadata"
     metadata = pickle.loads(path.read_bytes())
@@ -217,7 +260,7 @@ def test_place_outside_of_the_checkpoint_is_refused(saved):
 
 def test_checkpoint_without_a_model_says_what_it_holds(tmp_path):
     directory = save(tmp_path / "checkpoint", {"weights": STATE, "optimizer": {"step": torch.ones(1)}})
-    with pytest.raises(CheckpointError, match=r"no tensor under 'model'; it holds: optimizer, weights"):
+    with pytest.raises(CheckpointError, match=r"no tensor under 'model', .*; it holds: optimizer, weights"):
         open_source(directory)
 
 
