@@ -75,6 +75,11 @@ class Manifest:
             raise ArtifactError(
                 f"{path}:{error.lineno}: damaged ({error.msg})", hint="run the data stage again"
             ) from error
+        if "kind" in raw:
+            raise ArtifactError(
+                f"{directory}: a dataset of {raw['kind']}, and rows of tokens are wanted",
+                hint="use the output of `data.text` here",
+            )
         if raw.get("schema") != SCHEMA:
             raise ArtifactError(
                 f"{path}: dataset schema {raw.get('schema')!r}, this version reads {SCHEMA}",

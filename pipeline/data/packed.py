@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.artifacts.manifest import sha256_of
-from pipeline.data.manifest import TOKENIZER_NAME, Manifest, ShardEntry
+from pipeline.data.manifest import TOKENIZER_NAME, Manifest
 from pipeline.data.order import rank_positions, shuffled_rows
+from pipeline.data.shard_file import AGAIN, map_shard
 from pipeline.errors import ArtifactError
-
-_AGAIN = "the dataset is damaged; delete it and run the data stage again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +43,12 @@ class PackedDataset:
         """
         manifest = Manifest.read(directory)
         _check_tokenizer(directory, manifest, verify=verify)
+        row_shape = (manifest.sequence_length + 1,)
         shards = {
-            name: tuple(_map_shard(directory, shard, manifest, verify=verify) for shard in split.shards)
+            name: tuple(
+                map_shard(directory, shard, row_shape=row_shape, dtype=manifest.dtype, verify=verify)
+                for shard in split.shards
+            )
             for name, split in manifest.splits.items()
         }
         first_row = {
@@ -108,27 +111,6 @@ class PackedDataset:
 def _check_tokenizer(directory: Path, manifest: Manifest, *, verify: bool) -> None:
     path = directory / TOKENIZER_NAME
     if not path.is_file():
-        raise ArtifactError(f"{path}: missing", hint=_AGAIN)
+        raise ArtifactError(f"{path}: missing", hint=AGAIN)
     if verify and sha256_of(path) != manifest.tokenizer_sha256:
-        raise ArtifactError(f"{path}: altered (its sha256 is not the manifest's)", hint=_AGAIN)
-
-
-def _map_shard(directory: Path, shard: ShardEntry, manifest: Manifest, *, verify: bool) -> npt.NDArray[Any]:
-    path = directory / shard.file
-    if not path.is_file():
-        raise ArtifactError(f"{path}: missing", hint=_AGAIN)
-    size = path.stat().st_size
-    if size != shard.num_bytes:
-        raise ArtifactError(f"{path}: {size} bytes, the manifest says {shard.num_bytes}", hint=_AGAIN)
-    if verify and sha256_of(path) != shard.sha256:
-        raise ArtifactError(f"{path}: altered (its sha256 is not the manifest's)", hint=_AGAIN)
-    try:
-        rows: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise ArtifactError(f"{path}: cannot be read as an array: {error}", hint=_AGAIN) from error
-    expected = (shard.num_rows, manifest.sequence_length + 1)
-    if rows.shape != expected or rows.dtype.name != manifest.dtype:
-        raise ArtifactError(
-            f"{path}: {rows.dtype.name} {rows.shape}, the manifest says {manifest.dtype} {expected}", hint=_AGAIN
-        )
-    return rows
+        raise ArtifactError(f"{path}: altered (its sha256 is not the manifest's)", hint=AGAIN)

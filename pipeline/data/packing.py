@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from pipeline.artifacts.manifest import sha256_of
 from pipeline.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, ShardEntry, SplitEntry
+from pipeline.data.shard_file import write_shard
 from pipeline.data.split import Split
 from pipeline.data.tokenizer import END_OF_TEXT, PADDING, encode, special_id, train_tokenizer
 from pipeline.errors import ParameterError
@@ -109,7 +110,4 @@ def _rows_per_shard(plan: PackingPlan) -> int:
 
 def _write_shards(rows: npt.NDArray[Any], directory: Path, *, prefix: str, rows_per_shard: int) -> Iterable[ShardEntry]:
     for number, first in enumerate(range(0, len(rows), rows_per_shard)):
-        shard = np.ascontiguousarray(rows[first : first + rows_per_shard])
-        path = directory / f"{prefix}-{number:05d}.npy"
-        np.save(path, shard, allow_pickle=False)
-        yield ShardEntry(file=path.name, num_rows=len(shard), num_bytes=path.stat().st_size, sha256=sha256_of(path))
+        yield write_shard(directory / f"{prefix}-{number:05d}.npy", rows[first : first + rows_per_shard])

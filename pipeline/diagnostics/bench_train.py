@@ -106,14 +106,16 @@ def run(
             open_dataset=functools.partial(PackedDataset.open, dataset_path, verify=False),
         )
         per_rank = spawn(_measure, job, rounds, steps, world_size=world_size, timeout_seconds=_TIMEOUT_SECONDS)
-    return _judge(per_rank[0], config=config, steps=steps, world_size=world_size, model_name=config_file.stem)
+    return _judge(
+        per_rank[0], step_tokens=global_batch_tokens, steps=steps, world_size=world_size, model_name=config_file.stem
+    )
 
 
-def _judge(measured: Rounds, *, config: TrainConfig, steps: int, world_size: int, model_name: str) -> BenchResult:
+def _judge(measured: Rounds, *, step_tokens: int, steps: int, world_size: int, model_name: str) -> BenchResult:
     checkpoint_share = measured.checkpoint_seconds * steps / _CHECKPOINT_EVERY_STEPS
-    tokens = config.global_batch_tokens * steps
+    tokens = step_tokens * steps
     row = BenchRow(
-        name=f"train {model_name}, {world_size} ranks, {config.global_batch_tokens} tokens a step",
+        name=f"train {model_name}, {world_size} ranks, {step_tokens} tokens a step",
         unit="tokens/s",
         ours=tokens / (statistics.median(measured.ours) + checkpoint_share),
         peer_name="bare FSDP2 loop",
@@ -178,13 +180,13 @@ class BareLoop:
 
     def __init__(self, like: Session) -> None:
         config, plan, worker = like.config, like.plan, like.worker
-        self._rows_per_step = plan.rows_per_step
         self._rows_per_micro_batch = plan.rows_per_micro_batch
         self._accumulation = plan.accumulation
-        self._worker = worker
-        self._dataset = like.dataset
+        self._rows = like.task.rows
+        self._plan, self._worker = plan, worker
         self._step = 0
         torch.manual_seed(0)
+        assert not isinstance(config.model, str)
         self._model = AutoModelForCausalLM.from_config(
             AutoConfig.for_model(**config.model), dtype=torch.float32, attn_implementation="sdpa"
         )
@@ -200,13 +202,7 @@ class BareLoop:
     def advance(self, steps: int) -> None:
         """Take optimizer steps."""
         for _ in range(steps):
-            rows = self._dataset.train_rows(
-                self._step,
-                rows_per_step=self._rows_per_step,
-                rank=self._worker.rank,
-                world_size=self._worker.world_size,
-                seed=0,
-            )
+            rows = self._rows(self._step, plan=self._plan, worker=self._worker, seed=0)
             tokens = torch.from_numpy(rows).to(self._worker.torch_device, dtype=torch.int64)
             for micro in range(self._accumulation):
                 self._model.set_requires_gradient_sync(micro == self._accumulation - 1)

@@ -39,10 +39,13 @@ class ModuleFile:
     inputs: Mapping[str, InputSpec] = field(default_factory=dict)
     """By keyword of `forward`, in its order."""
 
+    def text(self) -> str:
+        """`module.json` as it is written."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
     def write(self, directory: Path) -> None:
         """Write `module.json` into `directory`."""
-        text = json.dumps(asdict(self), indent=1)
-        (directory / MODULE_FILE).write_text(text + "\n", encoding="utf-8")
+        (directory / MODULE_FILE).write_text(self.text(), encoding="utf-8")
 
     @classmethod
     def read(cls, directory: Path) -> "ModuleFile":

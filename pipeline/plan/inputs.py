@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from pipeline.stages.parameters import Parameters
 from pipeline.stages.reference import Accepts
+from pipeline.stages.user_module import is_function
 
 
 def accepted_types(model: type[Parameters], path: str) -> tuple[str, ...] | None:
@@ -38,6 +39,8 @@ def has_mark(info: FieldInfo, mark: str, *, value: bool) -> bool:
 def source_paths(model: type[Parameters], values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Path of the parameter and path of the file, for each file whose content is part of the identity.
 
+    A value `module:function` names no file; the kind's `sources` speak for its module.
+
     Args:
         model: the kind's parameters.
         values: parameters by name; those that are absent are left out.
@@ -47,7 +50,8 @@ def source_paths(model: type[Parameters], values: Mapping[str, Any]) -> Iterator
             continue
         value = values.get(name)
         if isinstance(value, str):
-            yield name, value
+            if not is_function(value):
+                yield name, value
         elif isinstance(value, list | tuple):
             for index, item in enumerate(value):
                 yield f"{name}.{index}", item

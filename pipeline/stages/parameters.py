@@ -16,6 +16,7 @@ from pipeline.stages.reference import (
     EvidenceInput,
     FlaxModelInput,
 )
+from pipeline.stages.user_module import FUNCTION_PATTERN
 
 NOT_IDENTITY: dict[str, JsonValue] = {"identity": False}
 """`json_schema_extra` of a field that is left out of the fingerprint."""
@@ -23,6 +24,8 @@ SOURCE_FILE: dict[str, JsonValue] = {"source_file": True}
 """`json_schema_extra` of a field that names a file relative to the project; its content, not its name, is identity."""
 
 Device = Literal["auto", "cpu", "cuda"]
+PlainArguments = dict[str, bool | int | float | str | list[bool | int | float | str]]
+"""Keywords of a function of the user's own."""
 
 
 class Parameters(BaseModel):
@@ -52,18 +55,59 @@ class DataTextParameters(Parameters):
     seed: int = Field(0, ge=0, description="Of the document order and the split.")
 
 
+class DataArraysParameters(Parameters):
+    """`data.arrays`: named arrays (images, tables, anything of numbers) to split, checked shards."""
+
+    source: str = Field(
+        "builtin:digits",
+        description="`builtin:digits` (1,797 handwritten digits of scikit-learn: `pixels`, `labels`), an `.npz` file, "
+        "or `module:function` of the project that returns a mapping of names to arrays. Names are keywords of the "
+        "model's `forward`.",
+        json_schema_extra=NOT_IDENTITY,  # the digest of what it holds is identity, see the kind's `sources`
+    )
+    arguments: PlainArguments = Field(default_factory=dict, description="Keywords of the source's function.")
+    target: str = Field("labels", description="The array that is predicted; integers are classes, floats are values.")
+    validation_fraction: float = Field(0.2, gt=0.0, lt=1.0, description="Share of examples held out.")
+    max_examples: int | None = Field(None, ge=2, description="Keep this many examples (in a seeded order).")
+    shard_examples: int = Field(65_536, ge=1, description="Examples in one shard file.")
+    seed: int = Field(0, ge=0, description="Of the order and the split.")
+    sources: list[str] = Field(
+        default_factory=list,
+        description="Further files (relative to the project) that the function reads; their content is identity.",
+        json_schema_extra=SOURCE_FILE,
+    )
+
+
 class TrainFsdpParameters(Parameters):
     """`train.fsdp`: train a torch model with FSDP2 on Ray Train workers."""
 
-    dataset: DatasetInput = Field(description="Packed token shards.")
+    dataset: DatasetInput = Field(description="Packed token shards, or arrays.")
     model: str = Field(
-        description="A transformers config file (JSON) relative to the project.", json_schema_extra=SOURCE_FILE
+        description="For text: a transformers config file (JSON) relative to the project. For arrays: "
+        "`module:factory` of the project, a function that returns a `torch.nn.Module` whose `forward` takes the "
+        "dataset's arrays by name and returns logits or values.",
+        json_schema_extra=SOURCE_FILE,
+    )
+    model_arguments: PlainArguments = Field(default_factory=dict, description="Keywords of the model's factory.")
+    loss: Literal["cross_entropy", "mean_squared_error"] = Field(
+        "cross_entropy", description="cross_entropy for classes (and tokens), mean_squared_error for values."
     )
     steps: int = Field(ge=1, description="Optimizer steps.")
-    global_batch_tokens: int = Field(
-        8192, ge=1, description="Tokens in one optimizer step over all ranks; accumulation is derived from it."
+    global_batch_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="For text: tokens in one optimizer step over all ranks; accumulation is derived from it. 8192 when "
+        "absent.",
     )
-    micro_batch_sequences: int = Field(8, ge=1, description="Rows in one forward pass of one rank.")
+    global_batch_examples: int | None = Field(
+        None, ge=1, description="For arrays: examples in one optimizer step over all ranks. 64 when absent."
+    )
+    micro_batch_sequences: int = Field(
+        8,
+        ge=1,
+        description="Rows (sequences or examples) in one forward pass of one rank. Batch normalization takes its "
+        "statistics from these rows.",
+    )
     learning_rate: float = Field(1e-3, gt=0.0, description="Peak of the cosine schedule.")
     minimum_learning_rate_ratio: float = Field(0.1, ge=0.0, le=1.0, description="Floor of the schedule over its peak.")
     warmup_steps: int = Field(20, ge=0, description="Steps of linear warm-up.")
@@ -82,7 +126,9 @@ class TrainFsdpParameters(Parameters):
     checkpoint_every_steps: int = Field(50, ge=1, description="Steps between committed checkpoints.")
     keep_checkpoints: int = Field(2, ge=1, description="Committed checkpoints kept while training.")
     validate_every_steps: int = Field(50, ge=1, description="Steps between validation losses.")
-    validation_sequences: int = Field(64, ge=1, description="Held-out rows in one validation loss.")
+    validation_sequences: int = Field(
+        64, ge=1, description="Held-out rows (sequences or examples) in one validation loss."
+    )
     log_every_steps: int = Field(5, ge=1, description="Steps between reported metrics.", json_schema_extra=NOT_IDENTITY)
     device: Device = Field(
         "auto",
@@ -93,6 +139,12 @@ class TrainFsdpParameters(Parameters):
         2, ge=0, description="Restarts of the worker group inside one attempt.", json_schema_extra=NOT_IDENTITY
     )
     seed: int = Field(0, ge=0, description="Of initial weights and batch order.")
+    sources: list[str] = Field(
+        default_factory=list,
+        description="Further files (relative to the project) that the model's module imports; their content is "
+        "identity.",
+        json_schema_extra=SOURCE_FILE,
+    )
 
 
 class ConvertFlaxParameters(Parameters):
@@ -122,11 +174,11 @@ class EvaluateParityParameters(Parameters):
 
 
 class EvaluateLossParameters(Parameters):
-    """`evaluate.loss`: validation loss and perplexity of the Flax model."""
+    """`evaluate.loss`: validation loss of the Flax model, with perplexity for text and accuracy for classes."""
 
     model: FlaxModelInput = Field(description="The model judged.")
-    dataset: DatasetInput = Field(description="Its validation split is the input.")
-    num_sequences: int = Field(128, ge=1, description="Held-out rows at most.")
+    dataset: DatasetInput = Field(description="Its validation split is the input: rows of tokens, or arrays.")
+    num_sequences: int = Field(128, ge=1, description="Held-out rows (sequences or examples) at most.")
     batch_sequences: int = Field(8, ge=1, description="Rows in one forward pass.", json_schema_extra=NOT_IDENTITY)
     device: Device = Field("auto", description="Where jax runs.", json_schema_extra=NOT_IDENTITY)
 
@@ -179,11 +231,9 @@ class DeployServeParameters(Parameters):
 class PythonCallParameters(Parameters):
     """`python.call`: a stage of the user's own, `(StageContext) -> StageResult`."""
 
-    call: str = Field(
-        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="`module:function`, importable from the project."
-    )
+    call: str = Field(pattern=FUNCTION_PATTERN, description="`module:function`, importable from the project.")
     inputs: dict[str, AnyInput] = Field(default_factory=dict, description="Artifacts the function reads, by name.")
-    arguments: dict[str, bool | int | float | str | list[bool | int | float | str]] = Field(
+    arguments: PlainArguments = Field(
         default_factory=dict, description="Plain values the function reads from `context.parameters.arguments`."
     )
     outputs: list[Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")]] = Field(

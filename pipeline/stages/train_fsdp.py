@@ -12,24 +12,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.artifacts.store import Store, open_store
+from pipeline.data.arrays import ArrayDataset
+from pipeline.data.dataset import open_dataset
 from pipeline.data.packed import PackedDataset
+from pipeline.errors import ParameterError
+from pipeline.models.module_file import MODULE_FILE
 from pipeline.stages.parameters import TrainFsdpParameters
 from pipeline.stages.protocol import Report, Reporter, StageContext, StageResult
 from pipeline.stages.reporting import BufferedReporter
+from pipeline.stages.user_module import is_function
 from pipeline.training.checkpoint import CONFIG_NAME, DCP_DIRECTORY, STATE_NAME, TOKENIZER_NAME
 from pipeline.training.commit import COMMIT_NAME, CheckpointCommit
 from pipeline.training.config import TrainConfig, plan_batch
 from pipeline.training.device import choose_device
 from pipeline.training.loop import TrainResult
 from pipeline.training.model import check_fits, model_config, read_model_config
+from pipeline.training.module_factory import check_module
+from pipeline.training.module_task import check_supported
 from pipeline.training.ray_train import Gang, cluster_gpus, train_on_ray
 from pipeline.training.session import TrainJob
 from pipeline.training.sharding import check_precision
 from pipeline.training.worker import backend_of
 
-_KEPT = (DCP_DIRECTORY, CONFIG_NAME, TOKENIZER_NAME, STATE_NAME, COMMIT_NAME)
+_KEPT = (DCP_DIRECTORY, CONFIG_NAME, MODULE_FILE, TOKENIZER_NAME, STATE_NAME, COMMIT_NAME)
 """Of a committed checkpoint, what the next stages read; votes and RNG states stay in the workspace."""
-NOT_CONFIG = {"dataset", "model", "device", "max_worker_failures"}
+NOT_CONFIG = {"dataset", "model", "device", "max_worker_failures", "sources"}
 """Parameters that the loop does not read; all others are fields of `TrainConfig` by the same name."""
 
 
@@ -37,34 +44,29 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
     """Train, and hand on the final committed checkpoint.
 
     Raises:
-        ParameterError: the device is not there, the batch does not divide, model and dataset do not fit.
+        ParameterError: the device is not there, the batch does not divide, the factory gives no module that can be
+            trained, model and dataset do not fit.
         StageError: the loss became non-finite or a rank raised.
         ClusterError: workers died more often than allowed.
         CheckpointError: a checkpoint could not be written, or none of those that exist could be read.
     """
     parameters, resources = context.parameters, context.resources
     source = context.input("dataset")
-    dataset_path = source.path
-    dataset = PackedDataset.open(dataset_path)
+    dataset = open_dataset(source.path)
     rows = {split: dataset.num_rows(split) for split in ("train", "validation")}
     context.reporter.dataset("train", digest=source.digest, source=source.stage, facts={"rows": rows})
-    config = TrainConfig(
-        model=read_model_config(context.project_root / parameters.model),
-        **parameters.model_dump(exclude=NOT_CONFIG),
-    )
+    config = _config(context, dataset)
     gpus = resources.gpus or 0.0
     device = choose_device(parameters.device, gpus_per_worker=gpus, available_gpus=cluster_gpus())
     check_precision(config.precision, device=device.device)
-    plan_batch(config, sequence_length=dataset.sequence_length, world_size=resources.workers)
-    check_fits(
-        model_config(config.model), vocabulary_size=dataset.vocabulary_size, sequence_length=dataset.sequence_length
-    )
+    _check(config, dataset, context=context)
     context.reporter.note(f"training on {device.device} with {backend_of(device.device)}: {device.reason}")
     result = train_on_ray(
         TrainJob(
             config=config,
             workspace=context.workspace,
-            open_dataset=functools.partial(PackedDataset.open, dataset_path, verify=False),
+            open_dataset=functools.partial(open_dataset, source.path, verify=False),
+            project_root=str(context.project_root),
         ),
         gang=Gang(
             num_workers=resources.workers,
@@ -93,15 +95,57 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
     )
 
 
+def _config(context: StageContext[TrainFsdpParameters], dataset: PackedDataset | ArrayDataset) -> TrainConfig:
+    """The run's config.
+
+    Raises:
+        ParameterError: the config file is wrong, or the kind of model is not that of the dataset.
+    """
+    parameters = context.parameters
+    own, is_arrays = is_function(parameters.model), isinstance(dataset, ArrayDataset)
+    if own != is_arrays:
+        held = "arrays" if is_arrays else "rows of tokens"
+        raise ParameterError(
+            f"model {parameters.model!r} is {'module:factory' if own else 'a config file'}, the dataset holds {held}",
+            hint="a config file of transformers is trained on `data.text`, module:factory on `data.arrays`",
+        )
+    model = parameters.model if own else read_model_config(context.project_root / parameters.model)
+    return TrainConfig(model=model, **parameters.model_dump(exclude=NOT_CONFIG))
+
+
+def _check(
+    config: TrainConfig, dataset: PackedDataset | ArrayDataset, *, context: StageContext[TrainFsdpParameters]
+) -> None:
+    """Batch and model against the dataset; see `run`."""
+    workers = context.resources.workers
+    if isinstance(dataset, ArrayDataset):
+        check_supported(config)
+        plan_batch(config, sequence_length=None, world_size=workers)
+        check_module(
+            context.parameters.model,
+            arguments=config.model_arguments,
+            project_root=str(context.project_root),
+            dataset=dataset,
+            loss=config.loss,
+            seed=config.seed,
+        )
+        return
+    plan_batch(config, sequence_length=dataset.sequence_length, world_size=workers)
+    assert not isinstance(config.model, str)
+    check_fits(
+        model_config(config.model), vocabulary_size=dataset.vocabulary_size, sequence_length=dataset.sequence_length
+    )
+
+
 def _metrics(result: TrainResult) -> dict[str, float]:
-    state = result.state
+    state, unit = result.state, result.unit
     return {
         "train_loss": state.train_loss,
-        "validation_loss": state.validation_loss,
+        **state.validation,
         "initial_validation_loss": state.initial_validation_loss,
-        "tokens_per_second": result.tokens_per_second,
+        f"{unit}s_per_second": result.units_per_second,
         "num_parameters": float(result.num_parameters),
-        "num_tokens": float(state.tokens),
+        f"num_{unit}s": float(state.units),
         "steps": float(state.step),
         "resumed_from_step": float(result.resumed_from_step),
     }

@@ -1,10 +1,10 @@
 """Saving and loading the state of a training run.
 
-Owns what a checkpoint holds (model, optimizer, RNG of each rank, position, config, tokenizer) and how ranks agree on
-it. Knows nothing of when to save. The one decision: torch.distributed.checkpoint writes the bytes, and the commit
+Owns what a checkpoint holds (model, optimizer, RNG of each rank, position, the model's description) and how ranks agree
+on it. Knows nothing of when to save. The one decision: torch.distributed.checkpoint writes the bytes, and the commit
 protocol of `pipeline.training.commit` alone says whether they count; DCP's own metadata file is no commit mark.
 
-The DCP state dict is `{"model": ..., "optimizer": ...}`, so model tensors are keys `model.<name in transformers>`.
+The DCP state dict is `{"model": ..., "optimizer": ...}`, so model tensors are keys `model.<name in torch>`.
 """
 
 import json
@@ -40,7 +40,7 @@ DCP_DIRECTORY = "dcp"
 STATE_NAME = "state.json"
 CONFIG_NAME = "config.json"
 TOKENIZER_NAME = "tokenizer.json"
-STATE_SCHEMA = 1
+STATE_SCHEMA = 2
 
 ValueT = TypeVar("ValueT")
 
@@ -51,16 +51,22 @@ class TrainingState:
 
     step: int
     """Optimizer steps done."""
-    tokens: int
-    """Tokens trained on."""
+    units: int
+    """Tokens or examples trained on."""
     seed: int
     world_size: int
     initial_validation_loss: float
-    validation_loss: float
+    validation: Mapping[str, float]
+    """`validation_loss` and what else was measured with it."""
     train_loss: float
     identity: Mapping[str, Any]
     """`TrainConfig.identity()` of the run that wrote it."""
     schema: int = STATE_SCHEMA
+
+    @property
+    def validation_loss(self) -> float:
+        """Mean over units of the held-out rows."""
+        return self.validation["validation_loss"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +88,7 @@ class Checkpointer:
     generation: int
     keep: int
     companions: Mapping[str, bytes]
-    """Files kept beside the state: `config.json`, `tokenizer.json`."""
+    """Files kept beside the state: `config.json` and `tokenizer.json`, or `module.json`."""
 
     def save(self, state: TrainingState) -> CheckpointCommit:
         """Write and commit a checkpoint; blocks until it is durable on every rank.

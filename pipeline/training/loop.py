@@ -6,6 +6,7 @@ has no state beside the model, the optimizer and the step number.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,11 +16,11 @@ from torch.distributed.fsdp import FSDPModule
 from pipeline.errors import StageError
 from pipeline.training.checkpoint import TrainingState
 from pipeline.training.commit import CheckpointCommit
-from pipeline.training.loss import loss_sum, to_device, validation_loss
 from pipeline.training.optimizer import clip_gradients, set_learning_rate
 from pipeline.training.reporter import Reporter
 from pipeline.training.schedule import cosine_with_warmup
 from pipeline.training.session import Session, TrainJob, open_session
+from pipeline.training.task import Unit
 from pipeline.training.worker import WorkerContext, joined
 
 
@@ -31,7 +32,9 @@ class TrainResult:
     commit: CheckpointCommit
     """The final checkpoint."""
     num_parameters: int
-    tokens_per_second: float
+    unit: Unit
+    """What the loss is a mean over."""
+    units_per_second: float
     """By the median step of this process; 0 where all steps were done before."""
     resumed_from_step: int
     """0 where training started from initial weights."""
@@ -42,7 +45,7 @@ class StepOutcome:
     """One optimizer step of one rank."""
 
     loss_sum: torch.Tensor
-    """Sum of this rank's token losses, float32 []; on the device."""
+    """Sum of this rank's losses, float32 []; on the device."""
     gradient_norm: float
     """Global, before clipping."""
     learning_rate: float
@@ -69,17 +72,15 @@ def take_step(session: Session, step: int) -> StepOutcome:
         StageError: the gradient norm is not finite; all ranks raise it, for they see the same norm.
     """
     config, plan, worker, model = session.config, session.plan, session.worker, session.model
-    rows_BS = session.dataset.train_rows(
-        step, rows_per_step=plan.rows_per_step, rank=worker.rank, world_size=worker.world_size, seed=config.seed
-    )
+    rows = session.task.rows(step, plan=plan, worker=worker, seed=config.seed)
     total = torch.zeros((), device=worker.torch_device)
-    # FSDP averages gradients over ranks; this turns the average of local sums into the mean over all tokens.
-    scale = worker.world_size / plan.tokens_per_step
+    # FSDP averages gradients over ranks; this turns the average of local sums into the mean over all units.
+    scale = worker.world_size / plan.units_per_step
     for micro in range(plan.accumulation):
         if plan.accumulation > 1 and isinstance(model, FSDPModule):
             model.set_requires_gradient_sync(micro == plan.accumulation - 1)
         first = micro * plan.rows_per_micro_batch
-        loss = loss_sum(model, *to_device(rows_BS[first : first + plan.rows_per_micro_batch], worker))
+        loss = session.task.loss_sum(model, rows, slice(first, first + plan.rows_per_micro_batch), worker)
         (loss * scale).backward()
         total += loss.detach()
     norm = clip_gradients(session.parameters, max_norm=config.max_gradient_norm)
@@ -98,6 +99,7 @@ def take_step(session: Session, step: int) -> StepOutcome:
     set_learning_rate(session.optimizer, learning_rate)
     session.optimizer.step()
     session.optimizer.zero_grad()
+    session.task.settle(model, worker)
     return StepOutcome(loss_sum=total, gradient_norm=norm, learning_rate=learning_rate)
 
 
@@ -122,10 +124,10 @@ def advance(
         if not (saves or validates or done == 1 or done % config.log_every_steps == 0):
             continue
         train_loss = report_step(session, reporter, outcome, done=done)
-        validation = state.validation_loss
+        validation = state.validation
         if validates:
             validation = _validate(session)
-            reporter.metrics({"validation_loss": validation}, step=done)
+            reporter.metrics(validation, step=done)
         state = _state(
             session, step=done, train_loss=train_loss, validation=validation, initial=state.initial_validation_loss
         )
@@ -136,9 +138,10 @@ def advance(
 
 def initial_state(session: Session, reporter: Reporter) -> TrainingState:
     """The state before the first step, with the validation loss of the initial weights."""
-    initial = _validate(session)
-    reporter.metrics({"validation_loss": initial, "initial_validation_loss": initial}, step=0)
-    return _state(session, step=0, train_loss=math.nan, validation=initial, initial=initial)
+    validation = _validate(session)
+    initial = validation["validation_loss"]
+    reporter.metrics(validation | {"initial_validation_loss": initial}, step=0)
+    return _state(session, step=0, train_loss=math.nan, validation=validation, initial=initial)
 
 
 def _run(session: Session, reporter: Reporter) -> TrainResult:
@@ -160,50 +163,52 @@ def _run(session: Session, reporter: Reporter) -> TrainResult:
         state=state,
         commit=commit,
         num_parameters=session.num_parameters,
-        tokens_per_second=session.speed.steady(),
+        unit=session.task.unit,
+        units_per_second=session.speed.steady(),
         resumed_from_step=first_step,
     )
 
 
 def report_step(session: Session, reporter: Reporter, outcome: StepOutcome, *, done: int) -> float:
-    """Report the metrics of a step and the progress; the mean loss over all ranks' tokens."""
+    """Report the metrics of a step and the progress; the mean loss over all ranks' units."""
     total = outcome.loss_sum.double()
     dist.all_reduce(total)
-    loss = float(total) / session.plan.tokens_per_step
-    tokens_per_second = session.speed.read_window()
+    loss = float(total) / session.plan.units_per_step
+    rate, unit = session.speed.read_window(), session.task.unit
     values = {
         "loss": loss,
         "learning_rate": outcome.learning_rate,
         "gradient_norm": outcome.gradient_norm,
-        "tokens_per_second": tokens_per_second,
+        f"{unit}s_per_second": rate,
     }
-    mfu = session.speed.mfu(tokens_per_second)
+    mfu = session.speed.mfu(rate)
     if mfu is not None:
         values["mfu"] = mfu
     reporter.metrics(values, step=done)
-    note = f"loss {loss:.2f}, {tokens_per_second:,.0f} tokens/s"
+    note = f"loss {loss:.2f}, {rate:,.0f} {unit}s/s"
     reporter.progress(done, total=session.config.steps, unit="steps", note=note)
     return loss
 
 
-def _validate(session: Session) -> float:
-    return validation_loss(
+def _validate(session: Session) -> dict[str, float]:
+    return session.task.validate(
         session.model,
-        session.dataset,
         session.worker,
         max_rows=session.config.validation_sequences,
         micro_batch_rows=session.plan.rows_per_micro_batch,
     )
 
 
-def _state(session: Session, *, step: int, train_loss: float, validation: float, initial: float) -> TrainingState:
+def _state(
+    session: Session, *, step: int, train_loss: float, validation: Mapping[str, float], initial: float
+) -> TrainingState:
     return TrainingState(
         step=step,
-        tokens=step * session.plan.tokens_per_step,
+        units=step * session.plan.units_per_step,
         seed=session.config.seed,
         world_size=session.worker.world_size,
         initial_validation_loss=initial,
-        validation_loss=validation,
+        validation=dict(validation),
         train_loss=train_loss,
         identity=session.config.identity(),
     )

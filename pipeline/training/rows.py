@@ -1,13 +1,15 @@
-"""What the loop asks of a dataset.
+"""What training asks of a dataset.
 
 Owns the seam between training and data. Knows nothing of files. The one decision: the dataset answers by step, so the
 position in the data is the step itself and resuming needs nothing else.
 
-Shapes: T tokens in a row; rows are int32 [rows, T + 1], inputs `[:, :-1]` and targets `[:, 1:]`.
+Shapes: T tokens in a row; rows are int32 [rows, T + 1], inputs `[:, :-1]` and targets `[:, 1:]`. Examples are arrays by
+name, each [rows, *shape of one example].
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -48,4 +50,57 @@ class TokenRows(Protocol):
         self, step: int, *, rows_per_step: int, rank: int, world_size: int, seed: int
     ) -> npt.NDArray[np.int32]:
         """What a rank trains on in optimizer step `step` (from 0), int32 [rows_per_step / world_size, T + 1]."""
+        ...
+
+
+Examples = Mapping[str, npt.NDArray[Any]]
+
+
+class ArraySpec(Protocol):
+    """One named array."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """By numpy's name."""
+        ...
+
+
+class ArrayRows(Protocol):
+    """A dataset of named arrays; `pipeline.data.arrays.ArrayDataset` is one."""
+
+    @property
+    def inputs(self) -> Mapping[str, ArraySpec]:
+        """What a model is given, by keyword of its `forward`."""
+        ...
+
+    @property
+    def target(self) -> str:
+        """Name of the array that is predicted."""
+        ...
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Shape of one example's target."""
+        ...
+
+    @property
+    def num_classes(self) -> int | None:
+        """Where the target is a class, how many there are; None where it is a value."""
+        ...
+
+    def num_rows(self, split: str) -> int:
+        """Examples of `train` or `validation`."""
+        ...
+
+    def rows(self, split: str, indices: npt.NDArray[np.int64]) -> Examples:
+        """Examples by index."""
+        ...
+
+    def train_rows(self, step: int, *, rows_per_step: int, rank: int, world_size: int, seed: int) -> Examples:
+        """What a rank trains on in optimizer step `step` (from 0), rows_per_step / world_size examples."""
         ...

@@ -4,20 +4,22 @@ Owns the way from a job to a sharded model, an optimizer and a checkpointer. Kno
 everything that can be refused (batch arithmetic, precision, vocabulary, reductions) is refused here, before step 1.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn, optim
 
 from pipeline.artifacts.store import open_store
-from pipeline.training.checkpoint import CONFIG_NAME, TOKENIZER_NAME, Checkpointer, seed_rank, start_generation
+from pipeline.training.checkpoint import Checkpointer, seed_rank, start_generation
 from pipeline.training.config import BatchPlan, TrainConfig, plan_batch
-from pipeline.training.model import blocks_of, build_model, check_fits, flops_per_token, model_config, num_parameters
+from pipeline.training.language_task import LanguageTask
+from pipeline.training.model import num_parameters
+from pipeline.training.module_task import ModuleTask
 from pipeline.training.optimizer import build_adamw
-from pipeline.training.rows import TokenRows
 from pipeline.training.sharding import check_precision, check_reductions, make_mesh, shard_model
 from pipeline.training.speed import Speedometer, peak_flops_of
+from pipeline.training.task import Task
 from pipeline.training.worker import WorkerContext
 
 
@@ -28,8 +30,10 @@ class TrainJob:
     config: TrainConfig
     workspace: str
     """Path or fsspec URL that every rank can write, where checkpoints live."""
-    open_dataset: Callable[[], TokenRows]
-    """Opens the dataset in the rank's own process."""
+    open_dataset: Callable[[], Any]
+    """Opens the dataset in the rank's own process: `TokenRows` for a language model, else `ArrayRows`."""
+    project_root: str = "."
+    """Where the user's own modules are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +43,7 @@ class Session:
     worker: WorkerContext
     config: TrainConfig
     plan: BatchPlan
-    dataset: TokenRows
+    task: Task
     model: nn.Module
     parameters: list[nn.Parameter]
     optimizer: optim.Optimizer
@@ -58,17 +62,24 @@ def open_session(worker: WorkerContext, job: TrainJob) -> Session:
     """
     config = job.config
     check_precision(config.precision, device=worker.device)
-    dataset = job.open_dataset()
-    plan = plan_batch(config, sequence_length=dataset.sequence_length, world_size=worker.world_size)
-    typed = model_config(config.model)
-    check_fits(typed, vocabulary_size=dataset.vocabulary_size, sequence_length=dataset.sequence_length)
+    task, plan = make_task(job, world_size=worker.world_size)
 
     mesh = make_mesh(worker)
     check_reductions(worker, mesh)
-    model = build_model(typed, seed=config.seed)
+    model = task.build(seed=config.seed)
     count = num_parameters(model)
-    prepare_blocks(model, config)
-    shard_model(model, mesh, precision=config.precision, reshard_after_forward=config.reshard_after_forward)
+    blocks = task.blocks(model)
+    task.prepare(model, config)
+    if config.compile:
+        for block in blocks:
+            block.compile(fullgraph=False, dynamic=False)
+    shard_model(
+        model,
+        mesh,
+        blocks=blocks,
+        precision=config.precision,
+        reshard_after_forward=config.reshard_after_forward,
+    )
     model.train()
     seed_rank(worker, seed=config.seed, step=0)
     optimizer = build_adamw(model, config)
@@ -81,22 +92,19 @@ def open_session(worker: WorkerContext, job: TrainJob) -> Session:
         optimizer=optimizer,
         generation=start_generation(store, worker),
         keep=config.keep_checkpoints,
-        companions={
-            CONFIG_NAME: (json.dumps(typed.to_dict(), indent=2, sort_keys=True) + "\n").encode(),
-            TOKENIZER_NAME: dataset.tokenizer_path.read_bytes(),
-        },
+        companions=task.companions,
     )
     peak = peak_flops_of(worker, precision=config.precision)
     speed = Speedometer(
-        tokens_per_step=plan.tokens_per_step,
-        flops_per_token=flops_per_token(typed, num_parameters=count, sequence_length=dataset.sequence_length),
+        units_per_step=plan.units_per_step,
+        flops_per_unit=task.flops_per_unit(count),
         peak_flops=None if peak is None else peak * worker.world_size,
     )
     return Session(
         worker=worker,
         config=config,
         plan=plan,
-        dataset=dataset,
+        task=task,
         model=model,
         parameters=list(model.parameters()),
         optimizer=optimizer,
@@ -106,10 +114,15 @@ def open_session(worker: WorkerContext, job: TrainJob) -> Session:
     )
 
 
-def prepare_blocks(model: nn.Module, config: TrainConfig) -> None:
-    """Recompute and compile blocks as the config says, in that order and before sharding."""
-    if config.activation_checkpointing:
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-    if config.compile:
-        for block in blocks_of(model):
-            block.compile(fullgraph=False, dynamic=False)
+def make_task(job: TrainJob, *, world_size: int) -> tuple[Task, BatchPlan]:
+    """What is trained on what, and how a step of it is cut.
+
+    Raises:
+        ParameterError: the batch does not divide, or model and dataset do not fit.
+    """
+    config, dataset = job.config, job.open_dataset()
+    if isinstance(config.model, str):
+        plan = plan_batch(config, sequence_length=None, world_size=world_size)
+        return ModuleTask(config, dataset, project_root=job.project_root), plan
+    plan = plan_batch(config, sequence_length=dataset.sequence_length, world_size=world_size)
+    return LanguageTask(config, dataset), plan

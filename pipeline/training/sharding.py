@@ -6,6 +6,7 @@ add up. Knows nothing of data or optimizers. The one decision: on gloo gradients
 the first step.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -15,7 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from pipeline.errors import ClusterError, ParameterError
-from pipeline.training.model import blocks_of
 from pipeline.training.worker import WorkerContext
 
 SHARD_AXIS = "shard"
@@ -45,6 +45,7 @@ def shard_model(
     model: nn.Module,
     mesh: DeviceMesh,
     *,
+    blocks: Sequence[nn.Module],
     precision: Literal["float32", "bfloat16"],
     reshard_after_forward: bool,
 ) -> None:
@@ -52,7 +53,7 @@ def shard_model(
     policy = MixedPrecisionPolicy()
     if precision == "bfloat16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for block in blocks_of(model):
+    for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
     # The root keeps its parameters between forward and backward, which begins with the head: freeing them there only
     # costs a second all-gather (3 % of a step of the 8 M model over gloo).

@@ -25,8 +25,9 @@ def peak_flops_of(worker: WorkerContext, *, precision: Precision) -> float | Non
 class Speedometer:
     """Durations of steps, of the whole run and since the last reading."""
 
-    tokens_per_step: int
-    flops_per_token: float
+    units_per_step: int
+    """Tokens, or examples."""
+    flops_per_unit: float | None
     peak_flops: float | None
     """Of all ranks together."""
     _seconds: list[float] = field(default_factory=list)
@@ -44,17 +45,17 @@ class Speedometer:
         self._window.append(elapsed)
 
     def read_window(self) -> float:
-        """Tokens per second of all ranks since the last reading."""
+        """Units per second of all ranks since the last reading."""
         window, self._window = self._window, []
-        return self.tokens_per_step * len(window) / sum(window) if window else 0.0
+        return self.units_per_step * len(window) / sum(window) if window else 0.0
 
     def steady(self) -> float:
-        """Tokens per second of all ranks by the median step, without the first; 0 where no step ran."""
+        """Units per second of all ranks by the median step, without the first; 0 where no step ran."""
         counted = self._seconds[1:] or self._seconds
-        return self.tokens_per_step / statistics.median(counted) if counted else 0.0
+        return self.units_per_step / statistics.median(counted) if counted else 0.0
 
-    def mfu(self, tokens_per_second: float) -> float | None:
-        """Model FLOPs utilization, from 0 to 1, or None where the peak is unknown."""
-        if self.peak_flops is None:
+    def mfu(self, units_per_second: float) -> float | None:
+        """Model FLOPs utilization, from 0 to 1, or None where the peak or the model's FLOPs are unknown."""
+        if self.peak_flops is None or self.flops_per_unit is None:
             return None
-        return tokens_per_second * self.flops_per_token / self.peak_flops
+        return units_per_second * self.flops_per_unit / self.peak_flops

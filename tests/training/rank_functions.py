@@ -49,8 +49,10 @@ class StoppedError(Exception):
 class StoppingRows:
     """A dataset that cannot be read from one step on."""
 
-    def __init__(self, path: Path, *, stop_at: int, rank: int | None = None, how: str = "raise") -> None:
-        self._rows = PackedDataset.open(path, verify=False)
+    def __init__(
+        self, path: Path, *, stop_at: int, rank: int | None = None, how: str = "raise", opened: Any = PackedDataset
+    ) -> None:
+        self._rows = opened.open(path, verify=False)
         self._stop_at, self._rank, self._how = stop_at, rank, how
 
     def __getattr__(self, name: str) -> Any:
@@ -128,6 +130,25 @@ def straight_and_interrupted(
         total = outcome.loss_sum.double()
         dist.all_reduce(total)
     return first, first_record, second, second_record, [outcome.gradient_norm, float(total)]
+
+
+def module_ranks(
+    worker: WorkerContext, straight: TrainJob, stopped: TrainJob, resumed: TrainJob
+) -> tuple[Any, dict[str, list], dict[str, list]]:
+    """As above for a module of the user's own; and buffers after one forward pass, before and after `settle`."""
+    with joined(worker):
+        inner = replace(worker, store_address=None)
+        trained = straight_and_interrupted(inner, straight, stopped, resumed)
+        session = open_session(inner, straight)
+        rows = session.task.rows(0, plan=session.plan, worker=inner, seed=0)
+        session.task.loss_sum(session.model, rows, slice(0, 4), inner)
+
+        def buffers() -> dict[str, list]:
+            return {name: buffer.tolist() for name, buffer in session.model.named_buffers()}
+
+        before = buffers()
+        session.task.settle(session.model, inner)
+    return trained, before, buffers()
 
 
 def fail_on_rank(worker: WorkerContext, rank: int, how: str) -> int:

@@ -47,7 +47,7 @@ def test_accumulation_keeps_the_global_batch_for_every_world_size(world_size: in
     assert plan.accumulation == accumulation
     assert plan.rows_per_step == 16
     assert plan.rows_per_rank * world_size == 16
-    assert plan.tokens_per_step == 1024
+    assert plan.units_per_step == 1024
 
 
 def test_a_batch_that_does_not_divide_shows_the_arithmetic_and_what_would() -> None:
@@ -121,7 +121,7 @@ def test_peaks_are_known_by_the_names_that_cuda_gives() -> None:
 def test_speed_counts_time_inside_steps_and_leaves_out_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 9.0, 10.0, 11.0, 20.0, 21.0, 30.0, 31.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    speed = Speedometer(tokens_per_step=100, flops_per_token=2.0, peak_flops=1000.0)
+    speed = Speedometer(units_per_step=100, flops_per_unit=2.0, peak_flops=1000.0)
     for _ in range(2):
         speed.start()
         speed.stop()
@@ -132,4 +132,4 @@ def test_speed_counts_time_inside_steps_and_leaves_out_the_first(monkeypatch: py
     assert speed.read_window() == pytest.approx(100.0)
     assert speed.steady() == pytest.approx(100.0)
     assert speed.mfu(100.0) == pytest.approx(0.2)
-    assert Speedometer(tokens_per_step=1, flops_per_token=1.0, peak_flops=None).mfu(1.0) is None
+    assert Speedometer(units_per_step=1, flops_per_unit=1.0, peak_flops=None).mfu(1.0) is None

@@ -42,10 +42,10 @@ def test_the_loss_falls_and_every_metric_has_its_step(make_job, one_rank) -> Non
     assert record.progressed[-1][0] == 12
     assert "tokens/s" in record.progressed[-1][1]
     assert result.state.step == 12
-    assert result.state.tokens == 12 * 8 * SEQUENCE_LENGTH
+    assert result.state.units == 12 * 8 * SEQUENCE_LENGTH
     assert result.state.validation_loss < result.state.initial_validation_loss
     assert result.resumed_from_step == 0
-    assert result.tokens_per_second > 0
+    assert result.units_per_second > 0
 
 
 def test_a_checkpoint_holds_what_the_next_stages_read(make_job, one_rank, tmp_path: Path, token_rows: Path) -> None:

@@ -1,0 +1,91 @@
+"""A transformers language model and packed tokens.
+
+Owns how such a model is built from its config and what is kept with its checkpoints. Knows nothing of steps or
+sharding. The one decision: a row is T next-token predictions, and a unit is a token.
+
+Shapes: B rows, T tokens, S = T + 1.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+
+from pipeline.training.checkpoint import CONFIG_NAME, TOKENIZER_NAME
+from pipeline.training.config import BatchPlan, TrainConfig
+from pipeline.training.loss import loss_sum, to_device, validation_loss
+from pipeline.training.model import blocks_of, build_model, check_fits, flops_per_token, model_config
+from pipeline.training.rows import TokenRows
+from pipeline.training.task import Unit
+from pipeline.training.worker import WorkerContext
+
+
+class LanguageTask:
+    """Next-token prediction; see `Task`."""
+
+    unit: Unit = "token"
+
+    def __init__(self, config: TrainConfig, dataset: TokenRows) -> None:
+        """Hold the config against the dataset.
+
+        Raises:
+            ParameterError: transformers refuses the config, or model and dataset do not fit.
+        """
+        assert isinstance(config.model, Mapping)
+        self._config: PretrainedConfig = model_config(config.model)
+        self._dataset = dataset
+        check_fits(self._config, vocabulary_size=dataset.vocabulary_size, sequence_length=dataset.sequence_length)
+
+    @property
+    def units_per_row(self) -> int:
+        """T."""
+        return self._dataset.sequence_length
+
+    @cached_property
+    def companions(self) -> Mapping[str, bytes]:
+        """`config.json` and `tokenizer.json`."""
+        text = json.dumps(self._config.to_dict(), indent=2, sort_keys=True) + "\n"
+        return {CONFIG_NAME: text.encode(), TOKENIZER_NAME: self._dataset.tokenizer_path.read_bytes()}
+
+    def build(self, *, seed: int) -> nn.Module:
+        """The model in float32."""
+        return build_model(self._config, seed=seed)
+
+    def prepare(self, model: nn.Module, config: TrainConfig) -> None:
+        """Recompute each block in the backward pass where the config says so."""
+        if config.activation_checkpointing:
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        """The decoder blocks."""
+        return blocks_of(model)
+
+    def flops_per_unit(self, num_parameters: int) -> float | None:
+        """Of one token."""
+        return flops_per_token(
+            self._config, num_parameters=num_parameters, sequence_length=self._dataset.sequence_length
+        )
+
+    def rows(self, step: int, *, plan: BatchPlan, worker: WorkerContext, seed: int) -> np.ndarray:
+        """int32 [B, T + 1]."""
+        return self._dataset.train_rows(
+            step, rows_per_step=plan.rows_per_step, rank=worker.rank, world_size=worker.world_size, seed=seed
+        )
+
+    def loss_sum(self, model: nn.Module, rows: np.ndarray, part: slice, worker: WorkerContext) -> torch.Tensor:
+        """Cross entropy over all tokens of the rows."""
+        return loss_sum(model, *to_device(rows[part], worker))
+
+    def settle(self, model: nn.Module, worker: WorkerContext) -> None:
+        """Nothing: buffers of these models are constants."""
+
+    def validate(
+        self, model: nn.Module, worker: WorkerContext, *, max_rows: int, micro_batch_rows: int
+    ) -> dict[str, float]:
+        """`validation_loss`, nats a token."""
+        loss = validation_loss(model, self._dataset, worker, max_rows=max_rows, micro_batch_rows=micro_batch_rows)
+        return {"validation_loss": loss}
