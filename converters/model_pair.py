@@ -49,8 +49,7 @@ def load_pair(checkpoint: Path, *, model: Path) -> ModelPair:
         ArtifactError: the Flax model is missing or does not fit its config.
         ConversionError: the two directories describe different models; lists every key that differs.
     """
-    directory = open_source(checkpoint).directory
-    ours, theirs = _described(model), _described(directory)
+    ours, theirs = _own_description(model) or dict(read_config(model)), _checkpoint_description(checkpoint)
     differing = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if differing:
         shown = "\n".join(
@@ -67,15 +66,21 @@ def load_pair(checkpoint: Path, *, model: Path) -> ModelPair:
         candidate=load_model(model, dtype="float32"),
         description=describe(model),
         manifest=manifest,
-        config={} if (model / MODULE_FILE).is_file() else ours,
+        config={} if _own_description(model) else ours,
     )
 
 
-def _described(directory: Path) -> dict[str, Any]:
-    if (directory / MODULE_FILE).is_file():
-        file = ModuleFile.read(directory)
-        return {"factory": file.factory, "arguments": dict(file.arguments)}
-    return dict(read_config(directory))
+def _checkpoint_description(checkpoint: Path) -> dict[str, Any]:
+    source = open_source(checkpoint)
+    return _own_description(source.directory) or source.config()
+
+
+def _own_description(directory: Path) -> dict[str, Any]:
+    """Of a module of the user's own; empty for a transformers model."""
+    if not (directory / MODULE_FILE).is_file():
+        return {}
+    file = ModuleFile.read(directory)
+    return {"factory": file.factory, "arguments": dict(file.arguments)}
 
 
 @torch.no_grad()

@@ -87,7 +87,7 @@ def _blocks(report: ParityReport) -> str:
         ("", False),
     ]
     charts = chart_cards([("both sides in float32", chart) for chart in report.charts().values()])
-    return f'{charts}<div class="card">{table(columns, rows)}</div>'
+    return f'<div class="lone">{charts}</div><div class="card">{table(columns, rows)}</div>'
 
 
 def _outputs(report: ParityReport) -> str:
