@@ -258,9 +258,7 @@ def main() -> None:
     except PipelineError as error:
         _complain(str(error))
         code = error.exit_code
-    except typer.Abort:
-        code = EXIT_CODE_INTERRUPTED
-    except KeyboardInterrupt:
+    except (typer.Abort, KeyboardInterrupt):  # typer makes an Abort of Ctrl-C inside a command
         _complain("interrupted")
         code = EXIT_CODE_INTERRUPTED
     except BrokenPipeError:
