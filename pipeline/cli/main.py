@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.errors import EXIT_CODE_INTERRUPTED, PipelineError
+from pipeline.errors import EXIT_CODE_INTERRUPTED, Interrupted, PipelineError
 
 VERBS: Mapping[str, str] = {
     "run": "pipeline.cli.run:run",
@@ -247,7 +247,10 @@ def bench(
 
 def _call(verb: str, **arguments: Any) -> None:
     module, _, name = VERBS[verb].partition(":")
-    code = getattr(importlib.import_module(module), name)(**arguments)
+    try:
+        code = getattr(importlib.import_module(module), name)(**arguments)
+    except KeyboardInterrupt:  # typer would end without a word
+        raise Interrupted("interrupted") from None
     raise typer.Exit(code or 0)
 
 
@@ -258,7 +261,7 @@ def main() -> None:
     except PipelineError as error:
         _complain(str(error))
         code = error.exit_code
-    except (typer.Abort, KeyboardInterrupt):  # typer makes an Abort of Ctrl-C inside a command
+    except (typer.Abort, KeyboardInterrupt):
         _complain("interrupted")
         code = EXIT_CODE_INTERRUPTED
     except BrokenPipeError:
