@@ -13,9 +13,10 @@ from pipeline.errors import ParameterError, nearest_name
 from pipeline.models.config_file import read_config
 from pipeline.models.decoder_families import DECODERS
 from pipeline.models.description import ModelDescription
+from pipeline.models.encoder_families import ENCODERS
 from pipeline.models.family import Family, FamilyModel
 
-FAMILIES: Mapping[str, Family] = {**DECODERS}
+FAMILIES: Mapping[str, Family] = {**DECODERS, **ENCODERS}
 
 
 def describe(directory: Path) -> ModelDescription:

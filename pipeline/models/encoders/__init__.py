@@ -1,0 +1,1 @@
+"""Models that encode: text, sound and images, alone or before a decoder."""

@@ -1,0 +1,131 @@
+"""Reading the fields of a transformers config, all complaints at once.
+
+Owns what every encoder's config asks alike: sizes, choices, the head that `architectures` names, the number of labels.
+Loads no framework and knows no family. The one decision: a field that is missing takes the default of transformers, a
+field that the module cannot compute is refused, and nothing is refused before everything has been read.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.errors import ParameterError, nearest_name
+
+ACTIVATIONS = (
+    "gelu",
+    "gelu_fast",
+    "gelu_new",
+    "gelu_python",
+    "gelu_pytorch_tanh",
+    "quick_gelu",
+    "relu",
+    "silu",
+    "swish",
+    "tanh",
+)
+"""The names of transformers that the modules compute; `activations.py` has the functions."""
+POOLER_KEY = "add_pooling_layer"
+DEFAULT_NUM_LABELS = 2
+
+
+class ConfigFields:
+    """The fields of one config; ask for each, then call `check`."""
+
+    def __init__(self, config: Mapping[str, Any], *, where: str = "model config") -> None:
+        self._config, self._where = config, where
+        self.complaints: list[str] = []
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A number of at least 1; required where there is no default."""
+        value = self._config.get(name)
+        value = default if value is None else value
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+            return value
+        what = "is missing" if value is None else f"is {value!r}, must be a whole number of at least 1"
+        self.complaints.append(f"{name} {what}")
+        return 1
+
+    def sizes(self, name: str, default: Sequence[int]) -> tuple[int, ...]:
+        """Several numbers of at least 1."""
+        value = self._config.get(name)
+        found = tuple(default if value is None else value) if not isinstance(value, int | str) else ()
+        if found and all(isinstance(size, int) and size >= 1 for size in found):
+            return found
+        self.complaints.append(f"{name} is {value!r}, must be a list of whole numbers of at least 1")
+        return (1,)
+
+    def pair(self, name: str, default: int) -> tuple[int, int]:
+        """Height and width; one number means both."""
+        value = self._config.get(name)
+        value = default if value is None else value
+        found = (value, value) if isinstance(value, int) else tuple(value)
+        if len(found) == 2 and all(isinstance(size, int) and size >= 1 for size in found):
+            return found[0], found[1]
+        self.complaints.append(f"{name} is {value!r}, must be a number of at least 1 or two of them")
+        return 1, 1
+
+    def number(self, name: str, default: float) -> float:
+        """A number."""
+        value = self._config.get(name)
+        return float(default if value is None else value)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """True or false."""
+        value = self._config.get(name)
+        return default if value is None else bool(value)
+
+    def token(self, name: str, default: int) -> int:
+        """A token id."""
+        value = self._config.get(name)
+        return default if value is None else int(value)
+
+    def choice(self, name: str, allowed: Sequence[str], *, default: str) -> str:
+        """One of `allowed`."""
+        value = self._config.get(name)
+        found = default if value is None else str(value)
+        if found not in allowed:
+            guess = nearest_name(found, allowed)
+            self.complaints.append(
+                f"{name} is {found!r}; allowed: {', '.join(allowed)}" + (f"; did you mean {guess!r}?" if guess else "")
+            )
+        return found
+
+    def activation(self, name: str, *, default: str) -> str:
+        """An activation that the modules compute."""
+        return self.choice(name, ACTIVATIONS, default=default)
+
+    def architecture(self, allowed: Sequence[str]) -> str:
+        """The one class that `architectures` names: it decides the head."""
+        names = self._config.get("architectures") or ()
+        found = str(names[0]) if names else ""
+        if found not in allowed:
+            guess = nearest_name(found, allowed)
+            self.complaints.append(
+                f"architectures is {list(names)!r}; its first name decides the head and must be one of "
+                f"{', '.join(allowed)}" + (f"; did you mean {guess!r}?" if guess else "")
+            )
+        return found
+
+    def num_labels(self) -> int:
+        """Classes of a classifier: transformers keeps their names, and neither names nor number where there are two."""
+        names = self._config.get("id2label")
+        return len(names) if names else self.size("num_labels", DEFAULT_NUM_LABELS)
+
+    def refuse(self, name: str, *, unless: Sequence[Any], why: str) -> None:
+        """Complain where the field asks for something else than these values."""
+        value = self._config.get(name)
+        if value is not None and value not in unless:
+            self.complaints.append(f"{name} is {value!r}: {why}")
+
+    def require(self, holds: bool, complaint: str) -> None:
+        """Complain where the condition does not hold."""
+        if not holds:
+            self.complaints.append(complaint)
+
+    def check(self) -> None:
+        """Raise every complaint at once.
+
+        Raises:
+            ParameterError: there is one.
+        """
+        if self.complaints:
+            raise ParameterError(f"{self._where}: " + "; ".join(self.complaints))
