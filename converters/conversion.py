@@ -146,7 +146,8 @@ def to_torch(
     Args:
         leaves: every leaf by dotted path.
         config: the transformers config of the model.
-        dtypes: original dtype by torch name (`ConversionManifest.source_dtypes`); leaves keep theirs where absent.
+        dtypes: original dtype by torch name (`ConversionManifest.source_dtypes`); leaves keep theirs where absent. The
+            names also tell how the file was laid out where a family has several ways.
         carried: what `carried.safetensors` holds; it goes back as it is.
 
     Returns:
@@ -156,21 +157,22 @@ def to_torch(
         ConversionError: a leaf is missing, unknown or has another shape; lists every complaint.
         ParameterError: the config asks for something the Flax model does not have.
     """
-    road = family_road(config, reason="")
+    # The original names tell how the file was laid out.
+    road = family_road(config, names=tuple(dtypes or ()), reason="")
     tensors = reverse_mapping(leaves, table=road.table, targets=road.targets, dtypes=dtypes or {})
-    return {name: np.ascontiguousarray(array) for name, array in {**tensors, **(carried or {})}.items()}
+    return {name: np.asarray(array, order="C") for name, array in {**tensors, **(carried or {})}.items()}
 
 
 def target_shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
     """Shape by leaf path of the Flax model that a transformers config describes."""
-    return dict(family_road(config, reason="").targets)
+    return dict(family_road(config, names=(), reason="").targets)
 
 
 def _perform(step: Step, *, source: CheckpointSource, plan: MappingPlan) -> tuple[dict[str, Array], Conversion]:
     """Read one step's tensors and make its leaves; the sources are let go before the next step reads."""
     arrays = [source.read(plan.stored[name]) for name in step.sources]
     try:
-        made = [np.ascontiguousarray(array) for array in step.apply(arrays)]
+        made = [np.asarray(array, order="C") for array in step.apply(arrays)]
     except ValueError as error:
         raise ConversionError(f"{', '.join(step.sources)}: {error} (rule {step.rule})") from error
     conversion = Conversion(

@@ -13,7 +13,6 @@ from converters.manifest import ConversionManifest
 from converters.operations import Array
 from converters.parity_report import TensorAgreement
 from converters.readers import open_source
-from converters.wrappers import canonical_names
 from pipeline.models.checkpoint import PARAMETERS_DIRECTORY, read_parameters
 from pipeline.models.config_file import read_config
 
@@ -28,13 +27,13 @@ def compare_tensors(checkpoint: Path, *, model: Path) -> TensorAgreement:
     """
     manifest = ConversionManifest.read(model)
     source = open_source(checkpoint)
-    stored = canonical_names(source.headers)
+    stored = {t.name: t.stored_name for conversion in manifest.tensors for t in conversion.sources}
     inexact = {t.name for conversion in manifest.tensors if not conversion.is_exact for t in conversion.sources}
     tensors = to_torch(read_parameters(model / PARAMETERS_DIRECTORY), read_config(model), dtypes=manifest.source_dtypes)
     differing = [
         name
         for name, tensor in tensors.items()
-        if name not in stored or not np.array_equal(_bits(tensor), _bits(source.read(stored[name])))
+        if stored.get(name) not in source.headers or not np.array_equal(_bits(tensor), _bits(source.read(stored[name])))
     ]
     return TensorAgreement(
         num_tensors=len(tensors),

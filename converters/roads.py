@@ -6,7 +6,7 @@ written down with its reason, so nobody has to guess why a model became what it 
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from converters.families.registry import TABLES, table_for
 from converters.families.table import FamilyTable
 from converters.operations import Shape
 from converters.source import CONFIG_FILE, CheckpointSource
+from converters.wrappers import canonical
 from pipeline.errors import ConversionError, ParameterError
 from pipeline.models.checkpoint import abstract_leaves
 from pipeline.models.config_file import read_config
@@ -64,27 +65,33 @@ def choose_road(source: CheckpointSource, *, via: Via) -> Road:
             )
         return _traced(source, reason=f"{MODULE_FILE} names a module of the user's own")
     config = read_config(source.directory)
+    names = [canonical(stored) for stored in source.headers]
     if via == "trace":
         return _traced(source, reason="asked for")
     if via == "family":
-        return family_road(config, reason="asked for")
+        return family_road(config, names=names, reason="asked for")
     model_type = str(config.get("model_type", ""))
     if model_type not in TABLES:
         return _traced(source, reason=f"no family has the model_type {model_type!r}")
     try:
-        return family_road(config, reason=f"{CONFIG_FILE} names the family {model_type}")
+        return family_road(config, names=names, reason=f"{CONFIG_FILE} names the family {model_type}")
     except (ConversionError, ParameterError) as refusal:
         return _traced(source, reason=f"the family {model_type} refuses: {refusal.message}", is_second_choice=True)
 
 
-def family_road(config: Mapping[str, Any], *, reason: str) -> Road:
+def family_road(config: Mapping[str, Any], *, names: Collection[str], reason: str) -> Road:
     """The road by the family that `config` names.
+
+    Args:
+        config: of transformers.
+        names: of the checkpoint's tensors, without wrapper prefixes; see `table_for`.
+        reason: why this road.
 
     Raises:
         ConversionError: there is no such family, or the config does not fit it.
         ParameterError: the config asks for something the Flax model does not have.
     """
-    return _road("family", reason=reason, table=table_for(config), description=describe_config(config))
+    return _road("family", reason=reason, table=table_for(config, names=names), description=describe_config(config))
 
 
 def _traced(source: CheckpointSource, *, reason: str, is_second_choice: bool = False) -> Road:

@@ -8,14 +8,20 @@ config says, such as a prefix or whether experts lie apart or stacked.
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from converters.families import llama
+from converters.families import gpt2, gpt_neox, llama, mixtures, phi3
 from converters.families.table import FamilyTable
 from pipeline.errors import ConversionError, nearest_name
 
 TableMaker = Callable[[Mapping[str, Any], Collection[str]], FamilyTable]
 """Of a transformers config and the names of the checkpoint's tensors; without names, what `save_pretrained` writes."""
 
-TABLES: Mapping[str, TableMaker] = {"llama": llama.table}
+TABLES: Mapping[str, TableMaker] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2"), llama.table),
+    **dict.fromkeys(("mixtral", "qwen3_moe"), mixtures.table),
+    "phi3": phi3.table,
+    "gpt2": gpt2.table,
+    "gpt_neox": gpt_neox.table,
+}
 
 
 def table_for(config: Mapping[str, Any], *, names: Collection[str] = ()) -> FamilyTable:
@@ -23,8 +29,8 @@ def table_for(config: Mapping[str, Any], *, names: Collection[str] = ()) -> Fami
 
     Args:
         config: of transformers.
-        names: the checkpoint's tensors without wrapper prefixes; for the way back, those it had. They decide the layouts
-            of the file that the config does not tell.
+        names: the checkpoint's tensors without wrapper prefixes; for the way back, those it had. They decide what of
+            the file's layout the config does not tell.
 
     Raises:
         ConversionError: no family has this `model_type`, or its config does not fit; names the allowed and the nearest.

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pipeline.models.llama import Cache, Llama, empty_cache, fuse_projections
+from pipeline.models.decoders.model import Cache, Decoder, empty_cache, fuse_projections
 from pipeline.serving.buckets import Buckets
 from pipeline.serving.request import MAX_STOP_IDS, Sampling
 from pipeline.serving.sampling import SamplingRows, sample
@@ -49,7 +49,7 @@ class Rows(NamedTuple):
 class ModelExecutor:
     """Runs scheduled steps on the device."""
 
-    def __init__(self, model: Llama, *, limits: Limits, buckets: Buckets, device: Any, dtype: str) -> None:
+    def __init__(self, model: Decoder, *, limits: Limits, buckets: Buckets, device: Any, dtype: str) -> None:
         """Fuse and place `model` (which is taken over) and allocate the cache."""
         self.buckets = buckets
         self._limits = limits
@@ -61,7 +61,7 @@ class ModelExecutor:
         graph, state = nnx.split(fused)
         leaves, tree = jax.tree.flatten(state)
         self._leaves = jax.device_put([jnp.asarray(leaf, dtype) for leaf in leaves], device)
-        self._rebuild: Callable[[Any], Llama] = lambda leaves: nnx.merge(graph, jax.tree.unflatten(tree, leaves))
+        self._rebuild: Callable[[Any], Decoder] = lambda leaves: nnx.merge(graph, jax.tree.unflatten(tree, leaves))
         self._cache: Cache = jax.device_put(
             empty_cache(model.config, slots=limits.slots, positions=limits.context, dtype=dtype), device
         )

@@ -6,7 +6,7 @@ one decision: the message shows every term, so that a reader sees which setting 
 
 from dataclasses import dataclass
 
-from pipeline.models.llama_config import LlamaConfig
+from pipeline.models.decoders.config import DecoderConfig
 
 BYTES_OF = {"float32": 4, "bfloat16": 2}
 RUNTIME_BYTES = 512 * 2**20
@@ -29,7 +29,7 @@ class MemoryNeed:
         return LOADING_COPIES * self.weights + self.cache + self.runtime
 
 
-def memory_need(config: LlamaConfig, *, dtype: str, slots: int, context: int, device: str) -> MemoryNeed:
+def memory_need(config: DecoderConfig, *, dtype: str, slots: int, context: int, device: str) -> MemoryNeed:
     """What a replica with these settings takes; on a CPU a tied head is held twice."""
     numbers = config.num_parameters
     if device == "cpu" and config.tie_word_embeddings:

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from pipeline.errors import ArtifactError, ParameterError
 from pipeline.models.checkpoint import load_model
 from pipeline.models.config_file import read_config
-from pipeline.models.llama import Llama
+from pipeline.models.decoders.model import Decoder
 from pipeline.serving.buckets import Buckets
 from pipeline.serving.completion_request import ServedModel
 from pipeline.serving.device import choose_placement
@@ -53,7 +53,11 @@ class Replica:
         tokenizer = read_tokenizer(directory, num_tokens=int(config.get("vocab_size", 0)))
         with jax.default_device(device):
             model = load_model(directory, dtype=placement.dtype)
-        assert isinstance(model, Llama)
+        if not isinstance(model, Decoder):
+            raise ParameterError(
+                f"{directory}: a {type(model).__name__} does not generate text one token at a time",
+                hint="serve a decoder-only language model",
+            )
         limits = Limits(
             slots=settings.slots,
             context=settings.context,
@@ -89,7 +93,7 @@ class Replica:
             raise RuntimeError(failure)
 
     def _make_app(
-        self, settings: ReplicaSettings, model: Llama, tokenizer: Tokenizer, config: Mapping[str, Any]
+        self, settings: ReplicaSettings, model: Decoder, tokenizer: Tokenizer, config: Mapping[str, Any]
     ) -> Starlette:
         served = ServedModel(
             name=settings.name,
@@ -134,11 +138,11 @@ def stop_ids_of(config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(int(token) for token in (found if isinstance(found, list) else [found]))
 
 
-def _check_context(limits: Limits, model: Llama) -> None:
-    longest = model.config.max_position_embeddings
+def _check_context(limits: Limits, model: Decoder) -> None:
+    longest = model.config.longest_context
     if limits.context > longest:
         raise ParameterError(
-            f"max_context_tokens is {limits.context}, but the model was made for {longest} positions",
+            f"max_context_tokens is {limits.context}, but the model can be served with {longest} positions",
             hint=f"use at most {longest}",
         )
 

@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 
 from pipeline.errors import ArtifactError, ParameterError
-from pipeline.models.llama_config import LlamaConfig
+from pipeline.models.decoders.config import DecoderConfig
+from pipeline.models.decoders.readers import read_decoder
 from pipeline.serving.memory import memory_need, why_too_big
 from pipeline.serving.ray_serve import (
     Endpoint,
@@ -83,12 +84,12 @@ def run(context: StageContext[DeployServeParameters]) -> StageResult:
 def _settings(context: StageContext[DeployServeParameters], model: InputArtifact) -> ReplicaSettings:
     parameters = context.parameters
     config = _read_config(model)
-    context_tokens = parameters.max_context_tokens or config.max_position_embeddings
-    if context_tokens > config.max_position_embeddings:
+    context_tokens = parameters.max_context_tokens or config.longest_context
+    if context_tokens > config.longest_context:
         raise ParameterError(
-            f"max_context_tokens is {context_tokens}, but the model was made for {config.max_position_embeddings} "
+            f"max_context_tokens is {context_tokens}, but the model can be served with {config.longest_context} "
             "positions",
-            hint=f"use at most {config.max_position_embeddings}, or leave it out",
+            hint=f"use at most {config.longest_context}, or leave it out",
         )
     _refuse_impossible(context, config, context_tokens=context_tokens)
     state = context.environment.get("state_directory")
@@ -108,10 +109,10 @@ def _settings(context: StageContext[DeployServeParameters], model: InputArtifact
     )
 
 
-def _read_config(model: InputArtifact) -> LlamaConfig:
+def _read_config(model: InputArtifact) -> DecoderConfig:
     path = model.path / "config.json"
     try:
-        return LlamaConfig.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return read_decoder(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{path}: cannot be read: {error}") from error
 
@@ -126,7 +127,7 @@ def _device(device: str, *, gpus: float) -> str:
 
 
 def _refuse_impossible(
-    context: StageContext[DeployServeParameters], config: LlamaConfig, *, context_tokens: int
+    context: StageContext[DeployServeParameters], config: DecoderConfig, *, context_tokens: int
 ) -> None:
     """On a CPU, where memory can be seen from here; a GPU replica judges its own device."""
     if context.resources.gpus:

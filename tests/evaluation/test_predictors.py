@@ -14,7 +14,8 @@ from pipeline.evaluation.metrics import token_losses
 from pipeline.evaluation.scoring import score
 from pipeline.evaluation.torch_predictor import TorchPredictor
 from pipeline.models.family import FamilyModel
-from pipeline.models.llama import Llama, LlamaConfig
+from pipeline.models.decoders.model import Decoder
+from pipeline.models.decoders.readers import read_decoder
 from pipeline.models.registry import FAMILIES
 
 SIZES = {
@@ -33,7 +34,7 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(scope="module")
 def flax_model():
-    return Llama(LlamaConfig(**SIZES, initializer_range=0.5), rngs=nnx.Rngs(0))
+    return Decoder(read_decoder({"model_type": "llama", **SIZES, "initializer_range": 0.5}), rngs=nnx.Rngs(0))
 
 
 def judged(model):

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from pipeline.errors import ArtifactError, ClusterError, ParameterError, StageError
-from pipeline.models.llama_config import LlamaConfig
+from pipeline.models.decoders.readers import read_decoder
 from pipeline.serving.device import choose_placement
 from pipeline.serving.memory import memory_need, why_too_big
 from pipeline.serving.ray_serve import own_error, replica_environment, replica_error
@@ -62,7 +62,7 @@ def test_placement_says_what_it_chose_and_why():
 
 
 def test_memory_counts_every_number_of_the_model(model, model_directory):
-    config = LlamaConfig.from_dict(json.loads((model_directory / "config.json").read_text()))
+    config = read_decoder(json.loads((model_directory / "config.json").read_text()))
     from pipeline.models.checkpoint import model_leaves
 
     assert config.num_parameters == sum(leaf.size for leaf in model_leaves(model).values())

@@ -1,0 +1,1 @@
+"""Decoder-only language models: one config-driven module for every family."""

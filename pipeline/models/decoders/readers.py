@@ -1,0 +1,348 @@
+"""How each decoder family's config is read.
+
+Owns the table from `model_type` to the choices it stands for, with the defaults of the family's class in transformers.
+Loads no framework. The one decision: a family is a short function that says only how it differs from Llama; what the
+module would compute otherwise than transformers is refused here, when the config is read.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pipeline.errors import ParameterError, nearest_name
+from pipeline.models.decoders.config import DecoderConfig, Experts, Layer, Norm
+from pipeline.models.decoders.config_reading import ConfigReading, LayerType
+
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+_FULL: LayerType = "full_attention"
+_SLIDING: LayerType = "sliding_attention"
+_QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32768, "max_window_layers": 28, "sliding_window": 4096}
+_GEMMA = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+_EVERYWHERE = {"rms_norm_eps": 1e-6, "initializer_range": 0.02, "hidden_act": "silu", "rope_theta": 10000.0}
+
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "head_dim": 128},
+    "qwen3_moe": {
+        **_QWEN,
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "decoder_sparse_step": 1,
+    },
+    "mixtral": {
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "gemma2": {
+        **_GEMMA,
+        "max_position_embeddings": 8192,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+    },
+    "gemma3_text": {**_GEMMA, "max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 10000.0},
+    "phi3": {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+    "gpt2": {
+        "max_position_embeddings": 1024,
+        "norm_eps": 1e-5,
+        "hidden_act": "gelu_new",
+        "tie_word_embeddings": True,
+        "scale_attn_weights": True,
+    },
+    "gpt_neox": {
+        "max_position_embeddings": 2048,
+        "norm_eps": 1e-5,
+        "hidden_act": "gelu",
+        "use_parallel_residual": True,
+        "attention_bias": True,
+        "partial_rotary_factor": 0.25,
+    },
+    "olmo2": {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
+}
+"""Of the config classes of transformers 5; a key without a default there has none here."""
+
+_RENAMES: Mapping[str, Mapping[str, str]] = {
+    "gpt2": {
+        "hidden_size": "n_embd",
+        "intermediate_size": "n_inner",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions",
+        "norm_eps": "layer_norm_epsilon",
+        "hidden_act": "activation_function",
+    },
+    "gpt_neox": {
+        "norm_eps": "layer_norm_eps",
+        "partial_rotary_factor": "rotary_pct",
+        "rope_theta": "rotary_emb_base",
+    },
+    "mixtral": {"num_experts": "num_local_experts"},
+    "qwen3_moe": {"num_experts": "num_local_experts"},
+}
+
+
+def read_decoder(config: Mapping[str, Any]) -> DecoderConfig:
+    """The decoder that a transformers config describes.
+
+    Raises:
+        ParameterError: the family is no decoder, a size is missing, or the config asks for something the module does
+            not compute; all complaints at once.
+    """
+    family = str(config.get("model_type", ""))
+    read = READERS.get(family)
+    if read is None:
+        guess = nearest_name(family, tuple(READERS))
+        raise ParameterError(
+            f"model config: {family!r} is no decoder; allowed: {', '.join(READERS)}"
+            + (f"; did you mean {guess!r}?" if guess else "")
+        )
+    reading = ConfigReading(config, defaults={**_EVERYWHERE, **DEFAULTS[family]}, renames=_RENAMES.get(family))
+    made = read(reading, family)
+    reading.raise_complaints()
+    return made
+
+
+def _like_llama(reading: ConfigReading, family: str, **choices: Any) -> DecoderConfig:
+    """Rotary positions, RMS norms, gated feed-forward; `choices` replace what is read here."""
+    inner = choices.pop("intermediate_size", None)
+    vocabulary, hidden, num_layers, heads, max_positions, *given = reading.sizes(
+        *_SIZES, *(("intermediate_size",) if inner is None else ())
+    )
+    groups = int(reading.value("num_key_value_heads") or heads)
+    head_dim = int(reading.value("head_dim") or hidden // heads)
+    if not reading.value("head_dim") and hidden % heads:
+        reading.complaints.append(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}")
+    if heads % groups:
+        reading.complaints.append(f"num_attention_heads {heads} is no multiple of num_key_value_heads {groups}")
+    if "layers" not in choices:
+        rotary = reading.rotary(head_dim=head_dim, max_positions=max_positions)
+        choices["layers"] = (Layer(rotary=rotary, scale=head_dim**-0.5),) * num_layers
+    found: dict[str, Any] = {
+        "norm": Norm(eps=float(reading.value("rms_norm_eps"))),
+        "qkv_bias": reading.flag("attention_bias"),
+        "output_bias": reading.flag("attention_bias"),
+        "tie_word_embeddings": reading.flag("tie_word_embeddings"),
+        "initializer_range": float(reading.value("initializer_range")),
+    }
+    if "activation" not in choices:
+        found["activation"] = reading.activation()
+    return DecoderConfig(
+        family=family,
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=inner or given[0],
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        head_dim=head_dim,
+        max_position_embeddings=max_positions,
+        **{**found, **choices},
+    )
+
+
+def _windowed(reading: ConfigReading, kinds: tuple[LayerType, ...], *, window: int | None) -> tuple[Layer, ...]:
+    """Layers that turn alike, some of which see a window."""
+    hidden, heads, max_positions = reading.sizes("hidden_size", "num_attention_heads", "max_position_embeddings")
+    head_dim = int(reading.value("head_dim") or hidden // heads)
+    if window is None and _SLIDING in kinds:
+        reading.complaints.append("layer_types has sliding_attention, but sliding_window is not set or not used")
+    rotary = reading.rotary(head_dim=head_dim, max_positions=max_positions)
+    scale = head_dim**-0.5
+    return tuple(Layer(rotary=rotary, scale=scale, window=window if kind == _SLIDING else None) for kind in kinds)
+
+
+def _alike(reading: ConfigReading, *, window: int | None) -> tuple[Layer, ...]:
+    """Every layer sees the same; transformers does not look at `layer_types` for these families."""
+    (num_layers,) = reading.sizes("num_hidden_layers")
+    kinds = (_SLIDING if window else _FULL,) * num_layers
+    if reading.layer_types(kinds) != kinds:
+        reading.complaints.append("layer_types differs between layers or from sliding_window; this family has it alike")
+    return _windowed(reading, kinds, window=window)
+
+
+def _llama(reading: ConfigReading, family: str) -> DecoderConfig:
+    reading.refuse(
+        sliding_window="this family has no attention windows", num_local_experts="this family has no experts"
+    )
+    return _like_llama(reading, family, mlp_bias=reading.flag("mlp_bias"))
+
+
+def _mistral(reading: ConfigReading, family: str) -> DecoderConfig:
+    return _like_llama(
+        reading, family, layers=_alike(reading, window=reading.window()), qkv_bias=False, output_bias=False
+    )
+
+
+def _qwen(reading: ConfigReading, family: str) -> DecoderConfig:
+    (num_layers,) = reading.sizes("num_hidden_layers")
+    window = reading.window() if reading.flag("use_sliding_window") else None
+    first = int(reading.value("max_window_layers"))
+    kinds = [_SLIDING if window is not None and index >= first else _FULL for index in range(num_layers)]
+    layers = _windowed(reading, reading.layer_types(kinds), window=window)
+    if family == "qwen2":
+        return _like_llama(reading, family, layers=layers, qkv_bias=True, output_bias=False)
+    return _like_llama(reading, family, layers=layers, qk_norm="head")
+
+
+def _qwen3_moe(reading: ConfigReading, family: str) -> DecoderConfig:
+    window = reading.window() if reading.flag("use_sliding_window") else None
+    (step,) = reading.sizes("decoder_sparse_step")
+    dense = set(reading.value("mlp_only_layers") or ())
+    layers = tuple(
+        _with_experts(layer, has=index not in dense and (index + 1) % step == 0)
+        for index, layer in enumerate(_alike(reading, window=window))
+    )
+    experts = _experts(reading, size="moe_intermediate_size", normalizes=reading.flag("norm_topk_prob"))
+    return _like_llama(reading, family, layers=layers, qk_norm="head", experts=experts)
+
+
+def _mixtral(reading: ConfigReading, family: str) -> DecoderConfig:
+    layers = tuple(_with_experts(layer, has=True) for layer in _alike(reading, window=reading.window()))
+    experts = _experts(reading, size="intermediate_size", normalizes=True)
+    return _like_llama(reading, family, layers=layers, qkv_bias=False, output_bias=False, experts=experts)
+
+
+def _with_experts(layer: Layer, *, has: bool) -> Layer:
+    return Layer(rotary=layer.rotary, scale=layer.scale, window=layer.window, has_experts=has)
+
+
+def _experts(reading: ConfigReading, *, size: str, normalizes: bool) -> Experts:
+    num, each, inner = reading.sizes("num_experts", "num_experts_per_tok", size)
+    if each > num:
+        reading.complaints.append(f"num_experts_per_tok is {each}, more than the {num} experts")
+    return Experts(num=num, num_per_token=each, intermediate_size=inner, normalizes=normalizes)
+
+
+def _gemma2(reading: ConfigReading, family: str) -> DecoderConfig:
+    (num_layers,) = reading.sizes("num_hidden_layers")
+    kinds = reading.layer_types([_FULL if index % 2 else _SLIDING for index in range(num_layers)])
+    layers = _rescaled(reading, _windowed(reading, kinds, window=reading.window()))
+    return _like_gemma(reading, family, layers=layers, attention_softcap=reading.optional("attn_logit_softcapping"))
+
+
+def _gemma3(reading: ConfigReading, family: str) -> DecoderConfig:
+    reading.refuse(attn_logit_softcapping="transformers does not apply it to this family")
+    num_layers, head_dim, max_positions = reading.sizes("num_hidden_layers", "head_dim", "max_position_embeddings")
+    pattern = int(reading.value("sliding_window_pattern") or 6)
+    kinds = reading.layer_types([_SLIDING if (index + 1) % pattern else _FULL for index in range(num_layers)])
+    settings = reading.rope_settings()
+    if not {_FULL, _SLIDING} & settings.keys():  # before transformers 5 the scaling was that of full layers alone
+        settings = {_FULL: settings, _SLIDING: {}}
+    turned = {
+        kind: reading.rotary(
+            head_dim=head_dim, max_positions=max_positions, settings=settings.get(kind) or {}, theta_key=key
+        )
+        for kind, key in ((_FULL, "rope_theta"), (_SLIDING, "rope_local_base_freq"))
+    }
+    window = reading.window()
+    layers = tuple(Layer(rotary=turned[kind], scale=1.0, window=window if kind == _SLIDING else None) for kind in kinds)
+    return _like_gemma(reading, family, layers=_rescaled(reading, layers), qk_norm="head")
+
+
+def _rescaled(reading: ConfigReading, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    scale = float(reading.value("query_pre_attn_scalar")) ** -0.5
+    return tuple(Layer(rotary=layer.rotary, scale=scale, window=layer.window) for layer in layers)
+
+
+def _like_gemma(reading: ConfigReading, family: str, **choices: Any) -> DecoderConfig:
+    reading.refuse(use_bidirectional_attention="attention that looks ahead is not computed")
+    (hidden,) = reading.sizes("hidden_size")
+    return _like_llama(
+        reading,
+        family,
+        norm=Norm(eps=float(reading.value("rms_norm_eps")), offset=1.0, scales_in_float32=True),
+        norm_places="around",
+        activation=reading.activation("hidden_activation"),
+        embedding_scale=hidden**0.5,
+        logit_softcap=reading.optional("final_logit_softcapping"),
+        **choices,
+    )
+
+
+def _phi3(reading: ConfigReading, family: str) -> DecoderConfig:
+    settings = reading.rope_settings()
+    kind = str(settings.get("rope_type", settings.get("type", "default")))
+    if kind in ("su", "yarn"):  # what the first checkpoints called it
+        settings["rope_type"] = "longrope"
+    elif kind not in ("default", "longrope"):
+        reading.complaints.append(f"rope scaling {kind!r} is not one of this family; allowed: default, longrope")
+    # The config's own number wins over that of the rope settings (transformers).
+    settings["original_max_position_embeddings"] = reading.value("original_max_position_embeddings")
+    num_layers, hidden, heads, longest = reading.sizes(
+        "num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings"
+    )
+    head_dim = int(reading.value("head_dim") or hidden // heads)
+    rotary = reading.rotary(head_dim=head_dim, max_positions=longest, settings=settings)
+    layer = Layer(rotary=rotary, scale=head_dim**-0.5, window=reading.window())
+    return _like_llama(reading, family, layers=(layer,) * num_layers, qkv_bias=False, output_bias=False)
+
+
+def _gpt2(reading: ConfigReading, family: str) -> DecoderConfig:
+    reading.refuse(add_cross_attention="attention to another sequence is not computed")
+    hidden, num_layers, heads = reading.sizes("hidden_size", "num_hidden_layers", "num_attention_heads")
+    scale = (hidden // heads) ** -0.5 if reading.flag("scale_attn_weights") else 1.0
+    by_depth = reading.flag("scale_attn_by_inverse_layer_idx")
+    return _like_llama(
+        reading,
+        family,
+        intermediate_size=int(reading.value("intermediate_size") or 4 * hidden),
+        layers=tuple(
+            Layer(rotary=None, scale=scale / (index + 1) if by_depth else scale) for index in range(num_layers)
+        ),
+        norm=Norm(kind="layer", eps=float(reading.value("norm_eps"))),
+        learns_positions=True,
+        is_gated=False,
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+    )
+
+
+def _gpt_neox(reading: ConfigReading, family: str) -> DecoderConfig:
+    return _like_llama(
+        reading,
+        family,
+        norm=Norm(kind="layer", eps=float(reading.value("norm_eps"))),
+        is_parallel=reading.flag("use_parallel_residual"),
+        is_gated=False,
+        mlp_bias=True,
+    )
+
+
+def _olmo2(reading: ConfigReading, family: str) -> DecoderConfig:
+    return _like_llama(
+        reading,
+        family,
+        norm=Norm(eps=float(reading.value("rms_norm_eps")), scales_in_float32=True),
+        norm_places="after",
+        qk_norm="full",
+        rotates_in_float32=True,
+    )
+
+
+READERS: Mapping[str, Callable[[ConfigReading, str], DecoderConfig]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen,
+    "qwen3": _qwen,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+    "phi3": _phi3,
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
+    "olmo2": _olmo2,
+}
