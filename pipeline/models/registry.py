@@ -15,17 +15,21 @@ from pipeline.models.decoder_families import DECODERS
 from pipeline.models.description import ModelDescription
 from pipeline.models.encoder_families import ENCODERS
 from pipeline.models.family import Family, FamilyModel
+from pipeline.models.traced.description import TracedModel
+from pipeline.models.traced.program_file import PROGRAM_FILE
 
 FAMILIES: Mapping[str, Family] = {**DECODERS, **ENCODERS}
 
 
 def describe(directory: Path) -> ModelDescription:
-    """What the model directory describes.
+    """What the model directory describes: a traced program where there is one, a family's config otherwise.
 
     Raises:
         ArtifactError: its description is missing or malformed.
         ParameterError: the config is of no known family or not supported.
     """
+    if (directory / PROGRAM_FILE).is_file():
+        return TracedModel.read(directory)
     return describe_config(read_config(directory))
 
 

@@ -17,6 +17,7 @@ ALLOWED = {
         "pipeline/evaluation/torch_*.py",
         "pipeline/diagnostics/bench_train.py",
         "converters/torch_*.py",
+        "converters/trace/*.py",
         "converters/model_pair.py",
     ),
     "transformers": (
@@ -24,6 +25,7 @@ ALLOWED = {
         "pipeline/evaluation/torch_*.py",
         "pipeline/diagnostics/bench_train.py",
         "converters/torch_*.py",
+        "converters/trace/*.py",
     ),
     "jax": (
         "pipeline/models/*.py",

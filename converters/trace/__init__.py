@@ -1,0 +1,1 @@
+"""Any torch module that `torch.export` accepts becomes a program that runs in JAX."""
