@@ -1,36 +1,35 @@
-"""Parameters of a Flax model on disk, in Orbax, and back into a module.
+"""A Flax model on disk, its parameters in Orbax, and back into a module.
 
-Owns reading and writing `params/` and the strict match between what is stored and what the module needs. Knows nothing
-of torch, of conversion rules or of serving. The one decision: both directions are strict and every complaint is raised
-at once, so no abstract, missing or surplus leaf ever leaves this file.
+Owns the strict match between what is stored and what the module needs. Knows nothing of torch, of conversion rules or
+of serving. The one decision: both directions are strict and every complaint is raised at once, so no abstract, missing
+or surplus leaf ever leaves this file.
 
-A model directory holds `config.json`, `tokenizer.json`, `params/` and `conversion.json`. Leaf paths are dotted
-(`layers.0.mlp.up_proj.kernel`); on disk they are nested dicts with string keys.
+A model directory holds `config.json` or `program.json`, `tokenizer.json`, `params/` and `conversion.json`. Leaf paths are
+dotted (`layers.0.mlp.up_proj.kernel`); on disk they are nested dicts with string keys.
 """
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
-import tensorstore
 from flax import nnx
+from numpy.typing import NDArray
 
 from pipeline.errors import ArtifactError
 from pipeline.models.description import ModelDescription, leaf_dtype
+from pipeline.models.parameter_reader import StoredParameters
+from pipeline.models.parameter_writer import AnnouncedLeaf, Piece, write_parameters
+from pipeline.models.placement import Placement, put
 from pipeline.models.registry import describe
 from pipeline.models.variables import LEAVES
 
 PARAMETERS_DIRECTORY = "params"
-STORED_DTYPES = ("float32", "bfloat16", "float16")
+STORED_DTYPES = ("float32", "bfloat16", "float16", "float64")
 _MAX_COMPLAINTS = 20
-
-# What Orbax and TensorStore raise on files that are missing or cut, found by damaging each file of a checkpoint.
-_READ_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
 
 
 def save_parameters(directory: Path, leaves: Mapping[str, Any]) -> None:
@@ -46,10 +45,15 @@ def save_parameters(directory: Path, leaves: Mapping[str, Any]) -> None:
     abstract = sorted(path for path, leaf in leaves.items() if not isinstance(leaf, np.ndarray | jax.Array))
     if abstract:
         raise ArtifactError(f"{directory}: not arrays: {', '.join(abstract)}")
-    if directory.exists():
-        raise ArtifactError(f"{directory}: exists already; parameters are never overwritten")
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        checkpointer.save(directory.resolve(), _nested(leaves))
+    announced = {path: AnnouncedLeaf(leaf.shape, np.dtype(leaf.dtype)) for path, leaf in leaves.items()}
+    pieces = (
+        Piece(leaves=(path,), num_bytes=2 * leaf.nbytes, make=partial(_as_numpy, leaf)) for path, leaf in leaves.items()
+    )
+    write_parameters(directory, announced=announced, pieces=pieces)
+
+
+def _as_numpy(leaf: Any) -> tuple[NDArray[Any]]:
+    return (np.asarray(leaf),)
 
 
 def read_parameters(directory: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -58,19 +62,8 @@ def read_parameters(directory: Path) -> dict[str, np.ndarray[Any, Any]]:
     Raises:
         ArtifactError: the directory is missing, truncated or altered.
     """
-    if not directory.is_dir():
-        raise ArtifactError(f"{directory}: no such directory", hint="a Flax model's parameters are under params/")
-    try:
-        leaves = _read_leaves(directory.resolve())
-    except _READ_ERRORS as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ArtifactError(
-            f"{directory}: cannot be read as an Orbax checkpoint: {first}",
-            hint="the files are missing, truncated or altered; run the stage that wrote them again",
-        ) from error
-    if not leaves:
-        raise ArtifactError(f"{directory}: the Orbax checkpoint holds no parameters")
-    return leaves
+    stored = StoredParameters.open(directory)
+    return dict(stored.read_each(stored.headers))
 
 
 def abstract_leaves(description: ModelDescription) -> dict[str, jax.ShapeDtypeStruct]:
@@ -83,43 +76,84 @@ def model_leaves(model: nnx.Module) -> dict[str, Any]:
     return {_dotted(path): variable.get_value() for path, variable in _items(nnx.state(model, LEAVES))}
 
 
-def load_model(directory: Path, *, dtype: str | None) -> nnx.Module:
+def load_model(directory: Path, *, dtype: str | None, sharding: Placement | None = None) -> nnx.Module:
     """The module of a model directory with its stored parameters.
 
+    Leaves are read one after the other, each straight onto its devices: beside the model itself, the host holds the
+    largest leaf twice (read, and cast) and a read-ahead of 64 MiB.
+
     Args:
-        directory: with `config.json` and `params/`.
-        dtype: cast every leaf to it; None keeps what is stored.
+        directory: with `config.json` or `program.json`, and `params/`.
+        dtype: cast every floating leaf to it; None keeps what is stored.
+        sharding: of each leaf by its path and shape (`placement.by_rules`); jax's default device when None.
 
     Raises:
         ArtifactError: leaves are missing, surplus, of another shape or not of a stored dtype; all in one message.
-        ParameterError: the config is of no known family or not supported.
+        ParameterError: the config is of no known family or not supported, or a leaf cannot be laid out as asked.
     """
-    leaves = read_parameters(directory / PARAMETERS_DIRECTORY)
-    return build_model(describe(directory), leaves, dtype=dtype, source=str(directory))
+    stored = StoredParameters.open(directory / PARAMETERS_DIRECTORY)
+    description = describe(directory)
+    _check(description, stored.headers, source=str(directory))
+    return _assembled(description, stored.read_each(stored.headers), dtype=dtype, sharding=sharding)
 
 
 def build_model(
     description: ModelDescription, leaves: Mapping[str, Any], *, dtype: str | None, source: str
 ) -> nnx.Module:
     """As `load_model`, from leaves in memory; `source` names them in errors."""
-    wanted = abstract_leaves(description)
-    complaints = _complaints(wanted, leaves)
+    _check(description, leaves, source=source)
+    return _assembled(description, leaves.items(), dtype=dtype, sharding=None)
+
+
+def _check(description: ModelDescription, found: Mapping[str, Any], *, source: str) -> None:
+    """Hold every leaf against the model.
+
+    Raises:
+        ArtifactError: something does not fit; lists all of it.
+    """
+    complaints = _complaints(abstract_leaves(description), found)
     if complaints:
         shown = complaints[:_MAX_COMPLAINTS]
         if len(complaints) > len(shown):
             shown.append(f"... and {len(complaints) - len(shown)} more")
         raise ArtifactError(
-            f"{source}: parameters do not fit config.json ({len(complaints)} complaints):\n"
+            f"{source}: parameters do not fit its description ({len(complaints)} complaints):\n"
             + "\n".join(f"  {line}" for line in shown),
             hint="convert the checkpoint again, or restore the config.json it was converted with",
         )
+
+
+def _assembled(
+    description: ModelDescription,
+    leaves: Iterable[tuple[str, Any]],
+    *,
+    dtype: str | None,
+    sharding: Placement | None,
+) -> nnx.Module:
+    """The module with `leaves`, taken one by one; nothing else holds on to them."""
     graph, state, rest = nnx.split(description.abstract(), LEAVES, ...)
-    flat = {path: variable.replace(_placed(leaves[_dotted(path)], dtype)) for path, variable in _items(state)}
-    return nnx.merge(graph, nnx.from_flat_state(flat), rest)
+    variables = {_dotted(path): (path, variable) for path, variable in _items(state)}
+    filled = {}
+    for name, leaf in leaves:
+        path, variable = variables[name]
+        place = None if sharding is None else sharding(name, tuple(leaf.shape))
+        filled[path] = variable.replace(put(_as_jax_keeps(name, leaf, dtype), place))
+        del leaf
+    return nnx.merge(graph, nnx.from_flat_state(filled), rest)
 
 
-def _placed(leaf: Any, dtype: str | None) -> jax.Array:
-    return jnp.asarray(leaf, leaf_dtype(leaf.dtype, dtype))
+def _as_jax_keeps(name: str, leaf: Any, dtype: str | None) -> NDArray[Any]:
+    """The leaf in the dtype that jax holds it in.
+
+    Raises:
+        ArtifactError: a counter is too large for jax's integers.
+    """
+    wanted = np.dtype(leaf_dtype(leaf.dtype, dtype) or leaf.dtype)
+    kept = jax.dtypes.canonicalize_dtype(wanted)  # 64 bits become 32 unless jax is told otherwise
+    cast = np.asarray(leaf).astype(kept, copy=False)
+    if jnp.issubdtype(kept, jnp.integer) and not np.array_equal(cast, leaf):
+        raise ArtifactError(f"{name}: holds numbers that do not fit in {kept}, which is what jax keeps {wanted} in")
+    return cast
 
 
 def _complaints(wanted: Mapping[str, jax.ShapeDtypeStruct], found: Mapping[str, Any]) -> list[str]:
@@ -134,24 +168,6 @@ def _complaints(wanted: Mapping[str, jax.ShapeDtypeStruct], found: Mapping[str, 
     return lines
 
 
-def _read_leaves(directory: Path) -> dict[str, np.ndarray[Any, Any]]:
-    # TensorStore itself, for two reasons: the sharding of the machine that wrote need not exist here, and Orbax, when
-    # it fails, leaves hundreds of reads behind that print to stderr after its event loop is closed.
-    metadata = json.loads((directory / "_METADATA").read_text(encoding="utf-8"))
-    names = [[str(part["key"]) for part in entry["key_metadata"]] for entry in metadata["tree_metadata"].values()]
-    spec = {
-        "driver": "zarr3" if metadata.get("use_zarr3") else "zarr",
-        "fill_missing_data_reads": False,  # a missing chunk would read as zeros
-    }
-    base = {"driver": "ocdbt", "base": directory.as_uri()}
-    stores = {
-        ".".join(name): tensorstore.open({**spec, "kvstore": {**base, "path": ".".join(name) + "/"}}, open=True)
-        for name in names
-    }
-    reads = {path: store.result().read() for path, store in stores.items()}
-    return {path: np.asarray(read.result()) for path, read in reads.items()}
-
-
 def _items(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
     return list(nnx.to_flat_state(state))
 
@@ -159,14 +175,3 @@ def _items(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
 def _dotted(path: tuple[Any, ...]) -> str:
     # NNX numbers list items with ints, Orbax gives strings back.
     return ".".join(str(key) for key in path)
-
-
-def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *parents, name = path.split(".")
-        node = tree
-        for key in parents:
-            node = node.setdefault(key, {})
-        node[name] = leaf
-    return tree

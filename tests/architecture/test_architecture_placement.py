@@ -42,7 +42,7 @@ ALLOWED = {
         "converters/loading.py",
         "converters/model_pair.py",
     ),
-    "orbax": ("pipeline/models/checkpoint.py",),
+    "orbax": ("pipeline/models/parameter_writer.py",),
     "ray": ("*/ray_*.py",),
     "mlflow": ("pipeline/tracking/mlflow_*.py",),
     "onnx": ("converters/onnx_*.py",),
