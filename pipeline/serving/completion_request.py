@@ -4,13 +4,12 @@ Owns every rule about what a client may ask. Pure. The one decision: a body is j
 one answer, before anything starts, so an error is always a 4xx status and never an event in a stream.
 """
 
-import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pipeline.errors import nearest_name
+from pipeline.serving.json_body import Fields, Rejected, check_model, json_object, shown
 from pipeline.serving.request import MAX_STOP_IDS, Sampling
 
 MAX_CHOICES = 128
@@ -34,22 +33,6 @@ _READ = (
     *("seed", "echo"),
 )
 FIELDS = (*_READ, *_NEUTRAL, *_IGNORED)
-
-
-class Rejected(Exception):  # noqa: N818 - an answer, not a fault of this program
-    """The request is refused; becomes an OpenAI error body."""
-
-    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.status = status
-        self.param = param
-        self.code = code
-
-    def body(self) -> dict[str, Any]:
-        """OpenAI's shape."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 class Encoding(Protocol):
@@ -122,9 +105,9 @@ def parse_completion(body: bytes, *, model: ServedModel, encoder: Encoder) -> Co
     Raises:
         Rejected: 400 with every complaint, 404 where the model is another.
     """
-    fields = _json_object(body)
-    reader = _Reader(fields)
-    _check_model(fields.get("model"), model)
+    fields = json_object(body)
+    reader = Fields(fields)
+    check_model(fields.get("model"), name=model.name)
     max_tokens = reader.integer("max_tokens", default=DEFAULT_MAX_TOKENS, low=1, high=model.context)
     temperature = reader.number("temperature", default=1.0, low=0.0, high=2.0)
     top_p = reader.number("top_p", default=1.0, low=0.0, high=1.0, is_low_open=True)
@@ -159,103 +142,29 @@ def parse_completion(body: bytes, *, model: ServedModel, encoder: Encoder) -> Co
     )
 
 
-class _Reader:
-    """Fields by type; complaints are gathered."""
-
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        self.fields = fields
-        self._complaints: list[tuple[str, str]] = []
-
-    def complain(self, name: str, text: str) -> None:
-        self._complaints.append((name, f"{name}: {text}"))
-
-    def raise_complaints(self) -> None:
-        if self._complaints:
-            names = {name for name, _ in self._complaints}
-            raise Rejected(
-                "; ".join(text for _, text in self._complaints), param=names.pop() if len(names) == 1 else None
-            )
-
-    def integer(self, name: str, *, default: int, low: int, high: int) -> int:
-        value = self.fields.get(name)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int):
-            self.complain(name, f"must be an integer, found {_shown(value)}")
-        elif not low <= value <= high:
-            self.complain(name, f"must be from {low} to {high}, found {value}")
-        else:
-            return value
-        return default
-
-    def number(self, name: str, *, default: float, low: float, high: float, is_low_open: bool = False) -> float:
-        value = self.fields.get(name)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            self.complain(name, f"must be a number, found {_shown(value)}")
-        elif not (low < value if is_low_open else low <= value) or not value <= high:
-            bound = "above" if is_low_open else "from"
-            self.complain(name, f"must be {bound} {low:g} to {high:g}, found {value}")
-        else:
-            return float(value)
-        return default
-
-    def boolean(self, name: str) -> bool:
-        value = self.fields.get(name)
-        if value is None or isinstance(value, bool):
-            return bool(value)
-        self.complain(name, f"must be true or false, found {_shown(value)}")
-        return False
-
-
-def _json_object(body: bytes) -> dict[str, Any]:
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise Rejected(f"the body is not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise Rejected(f"the body must be a JSON object, found {_shown(fields)}")
-    return fields
-
-
-def _check_model(value: object, model: ServedModel) -> None:
-    if value is None:
-        raise Rejected(f"model: missing; this server has {model.name!r}", param="model")
-    if not isinstance(value, str):
-        raise Rejected(f"model: must be a string, found {_shown(value)}", param="model")
-    if value != model.name:
-        raise Rejected(
-            f"the model {value!r} does not exist; this server has {model.name!r}",
-            status=404,
-            param="model",
-            code="model_not_found",
-        )
-
-
-def _include_usage(reader: _Reader, *, is_stream: bool) -> bool:
+def _include_usage(reader: Fields, *, is_stream: bool) -> bool:
     options = reader.fields.get("stream_options")
     if options is None:
         return False
     if not isinstance(options, dict) or set(options) - {"include_usage"}:
-        reader.complain("stream_options", f'must be {{"include_usage": true}}, found {_shown(options)}')
+        reader.complain("stream_options", f'must be {{"include_usage": true}}, found {shown(options)}')
         return False
     if not is_stream:
         reader.complain("stream_options", "is only allowed with stream: true")
     value = options.get("include_usage", False)
     if not isinstance(value, bool):
-        reader.complain("stream_options", f"include_usage must be true or false, found {_shown(value)}")
+        reader.complain("stream_options", f"include_usage must be true or false, found {shown(value)}")
         return False
     return value
 
 
-def _stops(reader: _Reader) -> tuple[str, ...]:
+def _stops(reader: Fields) -> tuple[str, ...]:
     value = reader.fields.get("stop")
     if value is None:
         return ()
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        reader.complain("stop", f"must be a string or a list of strings, found {_shown(value)}")
+        reader.complain("stop", f"must be a string or a list of strings, found {shown(value)}")
         return ()
     if len(stops) > MAX_STOPS:
         reader.complain("stop", f"has {len(stops)} strings, {MAX_STOPS} are allowed")
@@ -264,14 +173,14 @@ def _stops(reader: _Reader) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _prompts(reader: _Reader, *, model: ServedModel, encoder: Encoder) -> tuple[Prompt, ...]:
+def _prompts(reader: Fields, *, model: ServedModel, encoder: Encoder) -> tuple[Prompt, ...]:
     value = reader.fields.get("prompt")
     if value is None:
         reader.complain("prompt", "missing")
         return ()
     given = [value] if isinstance(value, str) or _is_tokens(value) else value
     if not isinstance(given, list) or not given:
-        reader.complain("prompt", f"must be a string, a list of strings, or tokens, found {_shown(value)}")
+        reader.complain("prompt", f"must be a string, a list of strings, or tokens, found {shown(value)}")
         return ()
     if len(given) > MAX_CHOICES:
         reader.complain("prompt", f"has {len(given)} prompts, {MAX_CHOICES} are allowed")
@@ -284,7 +193,7 @@ def _prompts(reader: _Reader, *, model: ServedModel, encoder: Encoder) -> tuple[
     return tuple(prompts)
 
 
-def _prompt(reader: _Reader, index: int, item: object, *, encoder: Encoder) -> Prompt:
+def _prompt(reader: Fields, index: int, item: object, *, encoder: Encoder) -> Prompt:
     if isinstance(item, str):
         prompt = Prompt(tokens=tuple(encoder.encode(item).ids), text=item)
         if not prompt.tokens:
@@ -292,7 +201,7 @@ def _prompt(reader: _Reader, index: int, item: object, *, encoder: Encoder) -> P
         return prompt
     if isinstance(item, list) and _is_tokens(item):
         return Prompt(tokens=tuple(item), text=None)
-    reader.complain("prompt", f"item {index} must be a string or a list of tokens, found {_shown(item)}")
+    reader.complain("prompt", f"item {index} must be a string or a list of tokens, found {shown(item)}")
     return Prompt(tokens=(), text=None)
 
 
@@ -302,16 +211,13 @@ def _is_tokens(value: object) -> bool:
     return all(isinstance(item, int) and not isinstance(item, bool) for item in value)
 
 
-def _check_rest(reader: _Reader) -> None:
+def _check_rest(reader: Fields) -> None:
     for name, neutral in _NEUTRAL.items():
         value = reader.fields.get(name)
         # Booleans equal 0 and 1 in Python but are another type in JSON.
         if isinstance(value, bool) or value not in neutral:
-            reader.complain(name, f"is not supported by this server, found {_shown(value)}; leave it out")
-    for name in reader.fields:
-        if name not in FIELDS:
-            guess = nearest_name(name, FIELDS)
-            reader.complain(name, "unknown field" + (f"; did you mean {guess!r}?" if guess else ""))
+            reader.complain(name, f"is not supported by this server, found {shown(value)}; leave it out")
+    reader.refuse_unknown(FIELDS)
 
 
 def _check_context(prompts: tuple[Prompt, ...], *, max_tokens: int, context: int) -> None:
@@ -323,8 +229,3 @@ def _check_context(prompts: tuple[Prompt, ...], *, max_tokens: int, context: int
             param="prompt" if longest >= context else "max_tokens",
             code="context_length_exceeded",
         )
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,7 +1,8 @@
-"""The HTTP surface of one replica, as a Starlette application.
+"""The HTTP surface of a replica that completes text, as a Starlette application.
 
-Owns routes, status codes and the shapes of OpenAI's answers. Knows nothing of Ray and nothing of jax. The one decision:
-the application is complete in itself, so it is the replica's ingress under Ray Serve and runs under any ASGI server.
+Owns `/v1/completions`, its status codes and the shapes of OpenAI's answers. Knows nothing of Ray and nothing of jax. The
+one decision: the application is complete in itself, so it is the replica's ingress under Ray Serve and runs under any
+ASGI server.
 """
 
 import asyncio
@@ -9,27 +10,24 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from pipeline.serving import request as engine_request
 from pipeline.serving.async_client import AsyncClient
-from pipeline.serving.completion_request import CompletionRequest, Encoder, Rejected, ServedModel, parse_completion
+from pipeline.serving.completion_request import CompletionRequest, Encoder, ServedModel, parse_completion
 from pipeline.serving.detokenizer import Decoder
 from pipeline.serving.engine import Engine, EngineUnavailable
+from pipeline.serving.http_routes import make_application, read_body, unavailable, until_disconnect
+from pipeline.serving.json_body import Rejected
 from pipeline.serving.request import Chunk, FinishReason
-
-MAX_BODY_BYTES = 4 * 2**20
-RETRY_AFTER_SECONDS = "1"
-ResultT = TypeVar("ResultT")
 
 
 @dataclass(kw_only=True)
@@ -46,6 +44,16 @@ class Surface:
     created: int = field(default_factory=lambda: int(time.time()))
     client: AsyncClient | None = None
 
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.model.name
+
+    @property
+    def card(self) -> Mapping[str, Any]:
+        """What `/v1/models` says of it."""
+        return {"max_model_len": self.model.context}
+
     def connected(self) -> AsyncClient:
         """The bridge to the loop that serves; made at the first request, which runs on it."""
         if self.client is None:
@@ -55,94 +63,22 @@ class Surface:
 
 def make_app(surface: Surface) -> Starlette:
     """The application; every error has OpenAI's body. Its shutdown drains the engine."""
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncGenerator[None, None]:
-        yield
-        await asyncio.to_thread(surface.engine.stop, drain_seconds=surface.drain_seconds)
-
-    app = Starlette(
-        routes=[
-            Route("/v1/models", _models, methods=["GET"]),
-            Route("/v1/models/{name:path}", _model, methods=["GET"]),
-            Route("/v1/completions", _completions, methods=["POST"]),
-            Route("/health", _health, methods=["GET"]),
-            Route("/ready", _ready, methods=["GET"]),
-            Route("/metrics", _metrics, methods=["GET"]),
-        ],
-        lifespan=lifespan,
-        exception_handlers={Rejected: _on_rejected, HTTPException: _on_http_error, ClientDisconnect: _on_disconnect},
-    )
-    app.state.surface = surface
-    return app
-
-
-async def _models(request: Request) -> Response:
-    surface: Surface = request.app.state.surface
-    return JSONResponse({"object": "list", "data": [_model_card(surface)]})
-
-
-async def _model(request: Request) -> Response:
-    surface: Surface = request.app.state.surface
-    name = request.path_params["name"]
-    if name != surface.model.name:
-        raise Rejected(f"the model {name!r} does not exist", status=404, param="model", code="model_not_found")
-    return JSONResponse(_model_card(surface))
-
-
-async def _health(request: Request) -> Response:
-    surface: Surface = request.app.state.surface
-    status = surface.engine.status()
-    body = {
-        "status": "ok" if status.failure is None else "failed",
-        "failure": status.failure,
-        **surface.facts,
-        "running": status.num_running,
-        "waiting": status.num_waiting,
-        "compiles_while_serving": status.num_compiles_while_serving,
-    }
-    return JSONResponse(body, status_code=200 if status.failure is None else 503)
-
-
-async def _ready(request: Request) -> Response:
-    is_ready = request.app.state.surface.engine.status().is_ready
-    return JSONResponse({"ready": is_ready}, status_code=200 if is_ready else 503)
-
-
-async def _metrics(request: Request) -> Response:
-    text = request.app.state.surface.engine.metrics.render()
-    return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+    return make_application(surface, routes=[Route("/v1/completions", _completions, methods=["POST"])])
 
 
 async def _completions(request: Request) -> Response:
     surface: Surface = request.app.state.surface
-    parsed = parse_completion(await _body(request), model=surface.model, encoder=surface.encoder)
+    parsed = parse_completion(await read_body(request), model=surface.model, encoder=surface.encoder)
     answer = _Answer(surface, parsed)
     status = surface.engine.status()
     if not status.is_ready:
-        raise _unavailable(status.failure or "the server is starting or shutting down")
+        raise unavailable(status.failure or "the server is starting or shutting down")
     if parsed.is_stream:
         # The first chunk is awaited here: whatever goes wrong before it is a status, not an event in the stream.
         chunks = answer.chunks()
-        first = await _until_disconnect(request, anext(chunks))
+        first = await until_disconnect(request, anext(chunks))
         return _EventStream(answer.events(first, chunks), media_type="text/event-stream")
-    return await _until_disconnect(request, answer.whole())
-
-
-async def _body(request: Request) -> bytes:
-    declared = request.headers.get("content-length", "")
-    size = int(declared) if declared.isdigit() else 0
-    parts: list[bytes] = []
-    if size <= MAX_BODY_BYTES:
-        size = 0
-        async for part in request.stream():
-            size += len(part)
-            parts.append(part)
-            if size > MAX_BODY_BYTES:
-                break
-    if size > MAX_BODY_BYTES:
-        raise Rejected(f"the body has {size} bytes or more; {MAX_BODY_BYTES} are allowed", status=413)
-    return b"".join(parts)
+    return await until_disconnect(request, answer.whole())
 
 
 class _EventStream(StreamingResponse):
@@ -179,7 +115,7 @@ class _Answer:
             while num_open:
                 choice, item = await merged.get()
                 if isinstance(item, EngineUnavailable):
-                    raise _unavailable(str(item)) from item
+                    raise unavailable(str(item)) from item
                 if isinstance(item, Exception):
                     raise item
                 if item.finish in (FinishReason.ABORT, FinishReason.ERROR):
@@ -273,58 +209,6 @@ async def _chained(
             yield item
     finally:
         await rest.aclose()
-
-
-async def _until_disconnect(request: Request, answer: Awaitable[ResultT]) -> ResultT:
-    """Await the answer, or cancel it when the client goes away."""
-    work = asyncio.ensure_future(answer)
-    gone = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            return await work
-        raise ClientDisconnect
-    finally:
-        for task in (work, gone):
-            task.cancel()
-        await asyncio.gather(work, gone, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _unavailable(reason: str) -> Rejected:
-    return Rejected(reason, status=503)
-
-
-async def _on_rejected(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Rejected)
-    request.app.state.surface.engine.metrics.count("rejected_requests_total", label=str(error.status))
-    headers = {"Retry-After": RETRY_AFTER_SECONDS} if error.status == 503 else None
-    return JSONResponse(error.body(), status_code=error.status, headers=headers)
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    found = Rejected(f"{request.method} {request.url.path}: {error.detail}", status=error.status_code)
-    return JSONResponse(found.body(), status_code=error.status_code, headers=error.headers)
-
-
-async def _on_disconnect(request: Request, error: Exception) -> Response:
-    del request, error
-    return Response(status_code=499)  # nobody reads it
-
-
-def _model_card(surface: Surface) -> dict[str, Any]:
-    return {
-        "id": surface.model.name,
-        "object": "model",
-        "created": surface.created,
-        "owned_by": "pipeline",
-        "max_model_len": surface.model.context,
-    }
 
 
 def _choice(index: int, text: str, reason: str | None) -> dict[str, Any]:

@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from pipeline.serving.completion_request import ServedModel
-from pipeline.serving.http import MAX_BODY_BYTES, Surface, make_app
+from pipeline.serving.http import Surface, make_app
+from pipeline.serving.http_routes import MAX_BODY_BYTES
 
 GREEDY = {"model": "tiny", "prompt": "def main", "max_tokens": 12, "temperature": 0}
 
