@@ -19,19 +19,21 @@ if TYPE_CHECKING:
     from converters.conversion import convert as convert
     from converters.conversion_preview import preview as preview
     from converters.conversion_preview import recognised as recognised
+    from converters.difference import diff as diff
     from converters.loading import load as load
     from converters.parity import check_parity as check_parity
 
 API: Mapping[str, str] = {
     "check_parity": "converters.parity:check_parity",
     "convert": "converters.conversion:convert",
+    "diff": "converters.difference:diff",
     "load": "converters.loading:load",
     "preview": "converters.conversion_preview:preview",
     "recognised": "converters.conversion_preview:recognised",
 }
 """Public name to the function behind it."""
 
-__all__ = ["check_parity", "convert", "load", "preview", "recognised"]
+__all__ = ["check_parity", "convert", "diff", "load", "preview", "recognised"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,9 @@ calls of `converters`. The one decision: exit code 0 says "the same" and 1 "not 
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,13 +18,17 @@ import converters
 from converters.parity_report import BlockAgreement, ParityLimits, ParityReport
 from pipeline.cli.models import find_flax, find_model, writable_directory
 from pipeline.cli.progress import following
-from pipeline.cli.text import make_console, print_json
+from pipeline.cli.text import make_console, number, print_json
 from pipeline.tracking.parity_page import PAGE_FILE, render_parity
+
+if TYPE_CHECKING:
+    from converters.difference import CheckpointDifference
 
 BAR_WIDTH = 30
 SMALLEST_EXPONENT = -9
 """Left end of the plot of errors; zero stands there too."""
 LARGEST_EXPONENT = 0
+MAX_DIFFERENCES = 200
 MAX_ROWS = 60
 """Blocks shown one by one; of more, the ends and the worst."""
 
@@ -62,6 +68,42 @@ def parity(
         if report is not None:
             console.print(f"report: {escape(str(report / PAGE_FILE))}")
     return 0 if found.passed else 1
+
+
+def diff(*, first: str, second: str, tolerance: float, as_json: bool) -> int:
+    """Compare two checkpoints tensor by tensor; 0 where they are the same, else 1."""
+    paths = find_model(first), find_model(second)
+    with following("tensors", quiet=as_json) as progress:
+        found = converters.diff(*paths, tolerance=tolerance, progress=progress)
+    if as_json:
+        print_json({"same": found.same, **asdict(found)})
+    else:
+        _print_diff(make_console(), found)
+    return 0 if found.same else 1
+
+
+def _print_diff(console: Console, found: "CheckpointDifference") -> None:
+    console.print(f"first: {escape(found.first)} ({found.first_format})")
+    console.print(f"second: {escape(found.second)} ({found.second_format})")
+    if found.differences:
+        table = _table(
+            ("tensor", False), ("", False), ("first", False), ("second", False), ("differ", True), ("by", True)
+        )
+        for one in found.differences[:MAX_DIFFERENCES]:
+            count = "-" if one.num_different is None else number(one.num_different)
+            by = "-" if one.max_difference is None else f"{one.max_difference:.3g}"
+            table.add_row(escape(one.name), one.kind, escape(one.first) or "-", escape(one.second) or "-", count, by)
+        console.print(table)
+    if len(found.differences) > MAX_DIFFERENCES:
+        console.print(f"and {len(found.differences) - MAX_DIFFERENCES} more; --json lists all")
+    if found.not_held:
+        console.print(f"computed by the model, not compared: {escape(', '.join(found.not_held))}")
+    console.print(f"{found.num_identical} of {found.num_compared} tensors that both have are the same bit for bit")
+    if found.same:
+        within = f" within {found.tolerance:g}" if found.tolerance and found.max_difference else ""
+        console.print(f"[green]the same{within}[/]")
+    else:
+        console.print(f"[red]not the same[/]: {len(found.differences)} differences")
 
 
 def _print_parity(console: Console, report: ParityReport) -> None:

@@ -26,6 +26,7 @@ VERBS: Mapping[str, str] = {
     "ui": "pipeline.cli.services:ui",
     "down": "pipeline.cli.services:down",
     "convert": "pipeline.cli.conversion:convert",
+    "diff": "pipeline.cli.agreement:diff",
     "parity": "pipeline.cli.agreement:parity",
     "bench": "pipeline.cli.bench:bench",
 }
@@ -204,6 +205,19 @@ def convert(
 ) -> None:
     """Convert a model: a torch checkpoint to Flax, or a Flax directory to another format."""
     _call("convert", source=source, to=to, format=format, via=via, dtype=dtype, check=check, as_json=json)
+
+
+@app.command()
+def diff(
+    first: Source,
+    second: Annotated[str, typer.Argument(help="Another, of any format.", show_default=False)],
+    tolerance: Annotated[
+        float, typer.Option(help="Largest difference of a number; above 0, dtypes may differ.", min=0.0)
+    ] = 0.0,
+    json: Json = False,
+) -> None:
+    """Compare two checkpoints tensor by tensor: missing, extra, shape, dtype, numbers."""
+    _call("diff", first=first, second=second, tolerance=tolerance, as_json=json)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`pipeline convert` and `parity` as a user meets them: what is printed, what it ends with, what is left behind."""
+"""`pipeline convert`, `diff` and `parity` as a user meets them: what is printed, what it ends with, what is left behind."""
 
 import json
 import signal
@@ -180,6 +180,32 @@ def test_parity_of_a_wrong_model_ends_with_1_and_names_the_layer(capsys, checkpo
     assert (code, value["passed"], value["first_block_over_limit"]) == (1, False, "layers.1")
 
 
+def test_diff_of_a_checkpoint_and_its_flax_model_ends_with_0(capsys, checkpoint, flax):
+    code, out, _ = said(capsys, "diff", checkpoint, flax)
+    assert code == 0
+    assert "20 of 20 tensors that both have are the same bit for bit" in out
+    assert out.rstrip().endswith("the same")
+
+
+def test_diff_shows_each_difference_in_a_table_and_ends_with_1(capsys, checkpoint, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    tensors = tensors_of(LlamaConfig(**SIZES))
+    del tensors["model.norm.weight"]
+    tensors["model.layers.0.mlp.up_proj.weight"][1, 2] += 0.5
+    save_file(tensors, other / "model.safetensors")
+    code, out, _ = said(capsys, "diff", checkpoint, other)
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.startswith("model.")}
+    assert code == 1
+    assert rows["model.norm.weight"] == ["missing", "float32", "[48]", "-", "-", "-"]
+    assert rows["model.layers.0.mlp.up_proj.weight"][-2:] == ["1", "0.5"]
+    assert "not the same: 2 differences" in out
+    code, out, _ = said(capsys, "diff", checkpoint, other, "--json")
+    value = json.loads(out)
+    assert (code, value["same"], len(value["differences"])) == (1, False, 2)
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -194,6 +220,8 @@ def test_parity_of_a_wrong_model_ends_with_1_and_names_the_layer(capsys, checkpo
         (["convert", "TMP/llama", "--to", "TMP/x", "--via", "traced"], "allowed: auto, family, trace"),
         (["convert", "TMP/llama", "--to", "TMP/x", "--dtype", "fp8"], "allowed: keep, float32, bfloat16"),
         (["convert", "TMP/flax", "--to", "TMP/x"], "is a Flax model directory already"),
+        (["diff", "TMP/llama", "TMP/absent"], "absent: no such file or directory"),
+        (["diff", "TMP/llama", "TMP/llama/config.json"], "not a file that a reader knows"),
         (["parity", "TMP/llama", "TMP/llama"], "not a Flax model directory; one has params/"),
         (["parity", "TMP/llama", "TMP/flax", "--report", "TMP/llama/config.json"], "cannot be a directory"),
     ],
