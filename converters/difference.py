@@ -1,7 +1,7 @@
 """Two checkpoints of any formats, tensor by tensor.
 
-Owns what counts as a difference and how names of two checkpoints are brought together. Knows nothing of formats. The one
-decision: names are compared as the model knows them, and a tensor that the family declares tied or computed is no
+Owns what counts as a difference and how names of two checkpoints are brought together. Knows nothing of formats. The
+one decision: names are compared as the model knows them, and a tensor that the family declares tied or computed is no
 difference, so a file and what was made of it are the same unless a number changed.
 """
 

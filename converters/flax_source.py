@@ -17,8 +17,9 @@ from converters.operations import Array
 from converters.readers import open_source
 from converters.rules import Rule, match, render
 from converters.source import BesideTheWeights, CheckpointSource, TensorHeader
-from pipeline.errors import ArtifactError, CheckpointError
-from pipeline.models.checkpoint import PARAMETERS_DIRECTORY, read_parameters
+from pipeline.errors import ArtifactError
+from pipeline.models.checkpoint import PARAMETERS_DIRECTORY
+from pipeline.models.parameter_reader import StoredParameters
 
 FORMAT = "flax"
 
@@ -29,66 +30,66 @@ class FlaxSource(BesideTheWeights):
     format = FORMAT
 
     def __init__(self, directory: Path) -> None:
-        """Read the conversion record.
+        """Read the conversion record and the headers of the leaves.
 
         Raises:
-            ArtifactError: it is missing or malformed, or names leaves that no rule of the family makes.
+            ArtifactError: the record or the parameters are missing, malformed or not of each other.
         """
         self.directory = directory
-        self._manifest = ConversionManifest.read(directory)
-        self._conversions = {t.name: (c, i) for c in self._manifest.tensors for i, t in enumerate(c.sources)}
+        self.manifest = ConversionManifest.read(directory)
+        self._leaves = StoredParameters.open(directory / PARAMETERS_DIRECTORY)
+        self._conversions = {t.name: (c, i) for c in self.manifest.tensors for i, t in enumerate(c.sources)}
         self._rules = self._find_rules()
         self._carried: CheckpointSource | None = (
-            open_source(directory / CARRIED_FILE) if (directory / CARRIED_FILE).is_file() else None
+            open_source(directory / CARRIED_FILE) if self.manifest.carried else None
         )
-        self._leaves: dict[str, Array] | None = None
         self.headers = self._headers()
 
     @staticmethod
     def recognises(path: Path) -> bool:
-        """True for a directory with parameters and a conversion record."""
+        """True for a directory with parameters in it."""
         return (path / PARAMETERS_DIRECTORY).is_dir()
 
     def read(self, name: str) -> Array:
         """See `CheckpointSource`."""
-        name = self._manifest.tied.get(name, name)
+        name = self.manifest.tied.get(name, name)
         if self._carried is not None and name in self._carried.headers:
             return self._carried.read(name)
         conversion, index = self._conversions[name]
-        arrays = [self._leaf(target.path) for target in conversion.targets]
+        arrays = [self._leaves.read(target.path) for target in conversion.targets]
         made = self._rules[conversion.sources[0].name].inverted().apply(arrays)
         return np.ascontiguousarray(made[index])
-
-    def _leaf(self, path: str) -> Array:
-        if self._leaves is None:
-            self._leaves = read_parameters(self.directory / PARAMETERS_DIRECTORY)
-        if path not in self._leaves:
-            raise CheckpointError(f"{self.directory}: the conversion record names the leaf {path}, which is not stored")
-        return self._leaves[path]
 
     def _headers(self) -> Mapping[str, TensorHeader]:
         headers = {
             name: TensorHeader(name=name, shape=conversion.sources[index].shape, dtype=conversion.targets[0].dtype)
             for name, (conversion, index) in self._conversions.items()
         }
-        for name, same_as in self._manifest.tied.items():
+        for name, same_as in self.manifest.tied.items():
             headers[name] = TensorHeader(name=name, shape=headers[same_as].shape, dtype=headers[same_as].dtype)
         return {**headers, **(self._carried.headers if self._carried else {})}
 
     def _find_rules(self) -> dict[str, Rule]:
-        """The rule of each conversion, by the name of its first source."""
-        names = tuple(self._conversions)
-        rules = () if self._manifest.road == "trace" else table_for(self.config(), names=names).rules
+        """The rule of each conversion, by the name of its first source; every leaf is held against the record."""
+        is_traced = self.manifest.road == "trace"
+        rules = () if is_traced else table_for(self.config(), names=tuple(self._conversions)).rules
         found, complaints = {}, []
-        for conversion in self._manifest.tensors:
-            rule = _same_name(conversion) if self._manifest.road == "trace" else _rule_of(conversion, rules)
+        for conversion in self.manifest.tensors:
+            rule = _same_name(conversion) if is_traced else _rule_of(conversion, rules)
             if rule is None:
-                complaints.append(f"  {', '.join(target.path for target in conversion.targets)}")
+                complaints.append(f"  {', '.join(target.path for target in conversion.targets)}: no rule makes it")
             else:
                 found[conversion.sources[0].name] = rule
+            for target in conversion.targets:
+                leaf = self._leaves.headers.get(target.path)
+                stored = f"{leaf.dtype} {list(leaf.shape)}" if leaf else "nothing"
+                if stored != f"{target.dtype} {list(target.shape)}":
+                    complaints.append(f"  {target.path}: {target.dtype} {list(target.shape)}, stored is {stored}")
+        recorded = {target.path for conversion in self.manifest.tensors for target in conversion.targets}
+        complaints += [f"  {path}: is not in the record" for path in sorted(self._leaves.headers.keys() - recorded)]
         if complaints:
             raise ArtifactError(
-                f"{self.directory}: the conversion record names leaves that no rule makes:\n" + "\n".join(complaints),
+                f"{self.directory}: the conversion record and the parameters do not fit:\n" + "\n".join(complaints),
                 hint="convert the checkpoint again",
             )
         return found

@@ -8,32 +8,28 @@ from pathlib import Path
 
 import numpy as np
 
-from converters.conversion import to_torch
-from converters.manifest import ConversionManifest
-from converters.operations import Array
+from converters.flax_source import FlaxSource
+from converters.operations import DTYPES, Array
 from converters.parity_report import TensorAgreement
 from converters.readers import open_source
-from pipeline.models.checkpoint import PARAMETERS_DIRECTORY, read_parameters
-from pipeline.models.config_file import read_config
 
 
 def compare_tensors(checkpoint: Path, *, model: Path) -> TensorAgreement:
-    """Map the leaves of the Flax model back and compare each with the checkpoint's tensor.
+    """Map the leaves of the Flax model back and compare each with the checkpoint's tensor, one at a time.
 
     Raises:
         CheckpointError: the checkpoint is missing, truncated or altered.
-        ArtifactError: the Flax model or its conversion record is missing or unreadable.
-        ConversionError: the leaves do not fit the model's config.
+        ArtifactError: the Flax model or its conversion record is missing, unreadable or not of each other.
+        ConversionError: the model's config is not of its family.
     """
-    manifest = ConversionManifest.read(model)
-    source = open_source(checkpoint)
-    stored = {t.name: t.stored_name for conversion in manifest.tensors for t in conversion.sources}
-    inexact = {t.name for conversion in manifest.tensors if not conversion.is_exact for t in conversion.sources}
-    tensors = to_torch(read_parameters(model / PARAMETERS_DIRECTORY), read_config(model), dtypes=manifest.source_dtypes)
+    flax, source = FlaxSource(model), open_source(checkpoint)
+    tensors = (*flax.manifest.sources, *flax.manifest.carried)
+    inexact = {t.name for conversion in flax.manifest.tensors if not conversion.is_exact for t in conversion.sources}
     differing = [
-        name
-        for name, tensor in tensors.items()
-        if stored.get(name) not in source.headers or not np.array_equal(_bits(tensor), _bits(source.read(stored[name])))
+        tensor.name
+        for tensor in tensors
+        if tensor.stored_name not in source.headers
+        or not _same_bits(flax.read(tensor.name).astype(DTYPES[tensor.dtype]), source.read(tensor.stored_name))
     ]
     return TensorAgreement(
         num_tensors=len(tensors),
@@ -41,6 +37,10 @@ def compare_tensors(checkpoint: Path, *, model: Path) -> TensorAgreement:
         rounded=tuple(sorted(name for name in differing if name in inexact)),
         differing=tuple(sorted(name for name in differing if name not in inexact)),
     )
+
+
+def _same_bits(ours: Array, theirs: Array) -> bool:
+    return ours.shape == theirs.shape and np.array_equal(_bits(ours), _bits(theirs))
 
 
 def _bits(array: Array) -> Array:

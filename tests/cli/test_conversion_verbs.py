@@ -1,4 +1,4 @@
-"""`pipeline convert`, `diff` and `parity` as a user meets them: what is printed, what it ends with, what is left behind."""
+"""`pipeline convert`, `diff` and `parity` as a user meets them: what is printed, what it ends with, what is left."""
 
 import json
 import signal
