@@ -5,44 +5,87 @@ the command fail (exit code 1), and a peer that is not installed is a row that s
 """
 
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from pipeline.cli.place import find_place
 from pipeline.cli.text import make_console, number, print_json
 from pipeline.cli.trackers import default_tracking_uri
 from pipeline.errors import UsageError, nearest_name
 
-BENCHES: Mapping[str, str] = {"train": "pipeline.diagnostics.bench_train:run"}
+BENCHES: Mapping[str, str] = {
+    "train": "pipeline.diagnostics.bench_train:run",
+    "trace": "pipeline.diagnostics.bench_trace:run",
+}
 BENCH_LOG = "pipeline.tracking.mlflow_bench:log_bench"
 
 
-def bench(*, name: str, rounds: int, store: str | None, as_json: bool, no_tracking: bool) -> int:
-    """Run a bench; 0 where every row reaches its bar, 1 where one does not."""
+def bench(
+    *,
+    name: str,
+    rounds: int,
+    store: str | None,
+    as_json: bool,
+    no_tracking: bool,
+    only: str = "",
+    jobs: int | None = None,
+    update_docs: bool = False,
+) -> int:
+    """Run a bench; 0 where every row reaches its bar, 1 where one does not.
+
+    Raises:
+        UsageError: there is no such bench, or it has no such option.
+    """
     if name not in BENCHES:
         nearest = nearest_name(name, list(BENCHES))
         raise UsageError(
             f"no bench {name!r}; there are: {', '.join(BENCHES)}", hint=f"did you mean {nearest!r}?" if nearest else ""
         )
-    result = _load(BENCHES[name])(rounds=rounds)
+    place = find_place(start=Path.cwd(), store=store)
+    run = _load(BENCHES[name])
+    asked = {"only": only, "jobs": jobs, "update_docs": update_docs}
+    offered = {"rounds": rounds, "work": place.state_directory / f"bench-{name}", "notice": _notice}
+    result = run(
+        **_options(run, name=name, asked={key: value for key, value in asked.items() if value}, offered=offered)
+    )
     value = result.to_json()
     if as_json:
         print_json(value)
     else:
         _print(value)
     if not no_tracking:
-        place = find_place(start=Path.cwd(), store=store)
         root = None if place.tracking_uri else str(place.state_directory / "mlflow-artifacts")
         place.state_directory.mkdir(parents=True, exist_ok=True)
         _load(BENCH_LOG)(default_tracking_uri(place), artifact_root=root, name=name, result=value)
     return 0 if all(row["ok"] for row in value["rows"]) else 1
 
 
+def _options(
+    run: Callable[..., Any], *, name: str, asked: Mapping[str, Any], offered: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the bench is called with: all that was asked for, and of what is offered what it takes."""
+    taken = inspect.signature(run).parameters
+    refused = [f"--{key.replace('_', '-')}" for key in asked if key not in taken]
+    if refused:
+        raise UsageError(
+            f"bench {name} has no {', '.join(refused)}", hint="those are options of `pipeline bench trace`"
+        )
+    return {key: value for key, value in {**offered, **asked}.items() if key in taken}
+
+
+def _notice(text: str) -> None:
+    make_console(stderr=True).print(text, markup=False)
+
+
 def _print(value: Mapping[str, Any]) -> None:
     console = make_console()
+    if value.get("details"):
+        console.print(_details(value["details"]))
     console.print("machine: " + ", ".join(f"{key} {item}" for key, item in value["machine"].items()))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("row", "unit", "ours", "peer", "its figure", "ratio", "bar", ""):
@@ -59,6 +102,15 @@ def _print(value: Mapping[str, Any]) -> None:
             "[green]ok[/]" if row["ok"] else "[red]below the bar[/]",
         )
     console.print(table)
+
+
+def _details(items: Sequence[Mapping[str, str]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for title in items[0]:
+        table.add_column(title)
+    for item in items:
+        table.add_row(*(Text(cell) for cell in item.values()))
+    return table
 
 
 def _load(dotted: str) -> Any:

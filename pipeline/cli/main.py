@@ -249,14 +249,27 @@ def parity(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="`train`.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="`train` or `trace`.", show_default=False)],
     rounds: Annotated[int, typer.Option(help="Interleaved rounds; medians are compared.", min=1)] = 5,
+    only: Annotated[str, typer.Option(help="Comma-separated patterns of models (trace).", show_default=False)] = "",
+    jobs: Annotated[int | None, typer.Option(help="Models at a time (trace); 1 by default.", min=1)] = None,
+    update_docs: Annotated[bool, typer.Option("--update-docs", help="Write docs/trace-coverage.md (trace).")] = False,
     store: StoreOption = None,
     json: Json = False,
     no_tracking: NoTracking = False,
 ) -> None:
     """Measure ours and its peers side by side in one run."""
-    _call("bench", name=name, rounds=rounds, store=store, as_json=json, no_tracking=no_tracking)
+    _call(
+        "bench",
+        name=name,
+        rounds=rounds,
+        only=only,
+        jobs=jobs,
+        update_docs=update_docs,
+        store=store,
+        as_json=json,
+        no_tracking=no_tracking,
+    )
 
 
 def _call(verb: str, **arguments: Any) -> None:

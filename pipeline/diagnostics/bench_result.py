@@ -42,10 +42,12 @@ class BenchResult:
 
     machine: Mapping[str, Any]
     rows: tuple[BenchRow, ...]
+    details: tuple[Mapping[str, str], ...] = ()
+    """What the rows were counted from, one mapping of the same keys each; shown as a table of its own."""
 
     def to_json(self) -> dict[str, Any]:
         """`{"machine": ..., "rows": [{"name", "unit", "ours", "peer_name", "peer", "ratio", "bar", "ok"}]}`."""
-        return {
+        value: dict[str, Any] = {
             "machine": dict(self.machine),
             "rows": [
                 {
@@ -61,6 +63,9 @@ class BenchResult:
                 for row in self.rows
             ],
         }
+        if self.details:
+            value["details"] = [dict(item) for item in self.details]
+        return value
 
 
 def machine_facts() -> dict[str, Any]:
