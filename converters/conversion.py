@@ -1,39 +1,37 @@
 """A torch checkpoint becomes a Flax model directory, and its tensors come back from the leaves.
 
-Owns the order of a conversion: plan from headers, read and map one tensor at a time, write beside, rename. Knows
-nothing of formats, families or stages. The one decision: the target directory appears complete or not at all; nothing
-that a user has is ever deleted, overwritten or half written.
+Owns the order of a conversion: plan from headers; read, map and write one tensor at a time; record. Knows nothing of
+formats, families or stages. The one decision: everything that can be refused is refused from headers, before a byte of
+weights is read or written.
 """
 
-import hashlib
+import json
 import math
-import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
-from converters.manifest import CONVERTER_VERSION, Conversion, ConversionManifest, SourceTensor, TargetLeaf
-from converters.mapping import DtypePolicy, MappingPlan, Step, plan_mapping, reverse_mapping
+from converters.appearing import appearing, check_free
+from converters.leaf_work import Progress, pieces, sha256, source_tensor
+from converters.manifest import CONVERTER_VERSION, Conversion, ConversionManifest, SourceTensor
+from converters.mapping import DtypePolicy, MappingPlan, plan_mapping, reverse_mapping
 from converters.operations import DTYPES, FLOAT_DTYPES, Array, Shape
 from converters.readers import open_source
 from converters.roads import Road, Via, choose_road, family_road
-from converters.source import COMPANION_FILES, CONFIG_FILE, CheckpointSource
+from converters.safetensors_writer import write_file
+from converters.source import CONFIG_FILE, CheckpointSource
 from pipeline.errors import ConversionError
-from pipeline.models.checkpoint import PARAMETERS_DIRECTORY, save_parameters
-from pipeline.models.config_file import read_config
+from pipeline.models.checkpoint import PARAMETERS_DIRECTORY
+from pipeline.models.module_file import MODULE_FILE
+from pipeline.models.parameter_writer import AnnouncedLeaf, write_parameters
 
 CARRIED_FILE = "carried.safetensors"
 """Tensors of the checkpoint that the Flax model does not use and that go back unchanged."""
 TOKENIZER_FILE = "tokenizer.json"
-
-Progress = Callable[[int, int], None]
-"""Called with tensors done and tensors in all."""
 
 
 def convert(
@@ -43,6 +41,7 @@ def convert(
     via: Via = "auto",
     dtype: DtypePolicy = "keep",
     progress: Progress | None = None,
+    project_root: Path | None = None,
 ) -> ConversionManifest:
     """Convert the checkpoint `source` to a Flax model directory.
 
@@ -53,39 +52,37 @@ def convert(
         via: `family` takes the rule table of the checkpoint's family, `trace` interprets its torch module; `auto` takes
             the family where there is one that takes the config, and the manifest says why.
         dtype: `keep` takes each tensor's own dtype; the others cast every weight. Counters and masks are never cast.
-        progress: told after each tensor.
+        progress: told after each tensor; in another thread.
+        project_root: where the factory of a `module.json` is looked for first; the working directory when None.
 
     Raises:
         CheckpointError: the checkpoint is missing, truncated or altered.
         ArtifactError: `config.json` is missing or unreadable.
         ConversionError: the checkpoint does not fit the model, or `to` holds something; lists every complaint.
+        StoreError: `to` cannot be written.
         ParameterError: the config asks for something the Flax model does not have.
     """
     source, to = Path(source), Path(to)
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise ConversionError(
-            f"{to}: exists and is not empty; nothing is ever overwritten", hint="name a new directory"
-        )
+    check_free(to)
     opened = open_source(source)
-    road = choose_road(opened, via=via)
+    road = choose_road(opened, via=via, dtype=dtype, project_root=project_root)
     plan = plan_mapping(
         opened.headers, table=road.table, targets=road.targets, dtype=dtype, target_dtypes=road.target_dtypes
     )
-    leaves: dict[str, Array] = {}
     conversions: list[Conversion] = []
-    for done, step in enumerate(plan.steps, start=1):
-        made, conversion = _perform(step, source=opened, plan=plan)
-        leaves.update(made)
-        conversions.append(conversion)
-        if progress is not None:
-            progress(done, len(plan.steps))
-    _check_ties(plan, source=opened, conversions=conversions)
-    with _appearing(to) as directory:
-        save_parameters(directory / PARAMETERS_DIRECTORY, leaves)
+    with appearing(to) as directory:
+        write_parameters(
+            directory / PARAMETERS_DIRECTORY,
+            announced={
+                path: AnnouncedLeaf(tuple(road.targets[path]), DTYPES[cast.after])
+                for step in plan.steps
+                for path, cast in zip(step.targets, step.casts, strict=True)
+            },
+            pieces=pieces(plan, source=opened, conversions=conversions, progress=progress),
+        )
+        _check_ties(plan, source=opened, conversions=conversions)
         road.write(directory)
-        for name in (CONFIG_FILE, *COMPANION_FILES):
-            if (opened.directory / name).is_file():
-                shutil.copyfile(opened.directory / name, directory / name)
+        _write_companions(opened, directory=directory)
         carried = _carry(plan, source=opened, directory=directory)
         manifest = _record(road, plan=plan, source=opened, dtype=dtype, conversions=conversions, carried=carried)
         manifest.write(directory)
@@ -109,13 +106,13 @@ def _record(
         family=road.table.family,
         source_format=source.format,
         dtype_policy=dtype,
-        facts=road.table.facts,
+        facts=json.loads(json.dumps(dict(road.table.facts))),  # as they will be read back
         tensors=tuple(conversions),
         tied=plan.tied,
         ignored=plan.ignored,
         carried=carried,
         prefixes_removed=_removed_prefixes(plan.stored),
-        dequantized={},
+        dequantized={name: source.dequantized[key] for name, key in plan.stored.items() if key in source.dequantized},
         warnings=_warnings(road, source=source, conversions=conversions),
         num_source_tensors=len(source.headers),
         num_target_leaves=len(leaves),
@@ -126,10 +123,29 @@ def _record(
 
 def _carry(plan: MappingPlan, *, source: CheckpointSource, directory: Path) -> tuple[SourceTensor, ...]:
     """Write the tensors that go back unchanged to `carried.safetensors`."""
-    arrays = {name: source.read(plan.stored[name]) for name in plan.carried}
-    if arrays:
-        save_file(arrays, directory / CARRIED_FILE)
-    return tuple(_source_tensor(name, array, plan=plan) for name, array in arrays.items())
+    headers = {name: replace(source.headers[plan.stored[name]], name=name) for name in plan.carried}
+    tensors: dict[str, SourceTensor] = {}
+
+    def read(name: str) -> Array:
+        array = source.read(plan.stored[name])
+        tensors[name] = source_tensor(name, array, plan=plan)
+        return array
+
+    if headers:
+        write_file(directory / CARRIED_FILE, headers=headers, read=read)
+    return tuple(tensors[name] for name in plan.carried)
+
+
+def _write_companions(source: CheckpointSource, *, directory: Path) -> None:
+    """Copy what belongs to the model and holds no weights."""
+    for name in (CONFIG_FILE, MODULE_FILE):
+        if (source.directory / name).is_file():
+            shutil.copyfile(source.directory / name, directory / name)
+    if not (directory / CONFIG_FILE).is_file() and not (directory / MODULE_FILE).is_file():
+        text = json.dumps(source.config(), indent=2)
+        (directory / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+    for name, content in source.companions().items():
+        (directory / name).write_bytes(content)
 
 
 def to_torch(
@@ -168,35 +184,6 @@ def target_shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
     return dict(family_road(config, names=(), reason="").targets)
 
 
-def _perform(step: Step, *, source: CheckpointSource, plan: MappingPlan) -> tuple[dict[str, Array], Conversion]:
-    """Read one step's tensors and make its leaves; the sources are let go before the next step reads."""
-    arrays = [source.read(plan.stored[name]) for name in step.sources]
-    try:
-        made = [np.asarray(array, order="C") for array in step.apply(arrays)]
-    except ValueError as error:
-        raise ConversionError(f"{', '.join(step.sources)}: {error} (rule {step.rule})") from error
-    conversion = Conversion(
-        sources=tuple(_source_tensor(name, array, plan=plan) for name, array in zip(step.sources, arrays, strict=True)),
-        targets=tuple(
-            TargetLeaf(path=path, shape=array.shape, dtype=str(array.dtype))
-            for path, array in zip(step.targets, made, strict=True)
-        ),
-        operations=tuple(map(str, step.operations)),
-        is_exact=all(cast.is_exact for cast in step.casts),
-    )
-    return dict(zip(step.targets, made, strict=True)), conversion
-
-
-def _source_tensor(name: str, array: Array, *, plan: MappingPlan) -> SourceTensor:
-    return SourceTensor(
-        name=name,
-        stored_name=plan.stored[name],
-        shape=array.shape,
-        dtype=str(array.dtype),
-        sha256=_sha256(array),
-    )
-
-
 def _check_ties(plan: MappingPlan, *, source: CheckpointSource, conversions: list[Conversion]) -> None:
     """Hold every present tied tensor against the one that was used.
 
@@ -207,7 +194,7 @@ def _check_ties(plan: MappingPlan, *, source: CheckpointSource, conversions: lis
     complaints = []
     for name, same_as in plan.tied.items():
         array = source.read(plan.stored[name])
-        if _sha256(array) != digests[same_as]:
+        if sha256(array) != digests[same_as]:
             num = int(np.count_nonzero(array != source.read(plan.stored[same_as])))
             complaints.append(f"  {name}: differs from {same_as} in {num} of {array.size} numbers")
     if complaints:
@@ -220,7 +207,8 @@ def _check_ties(plan: MappingPlan, *, source: CheckpointSource, conversions: lis
 def _warnings(road: Road, *, source: CheckpointSource, conversions: list[Conversion]) -> tuple[str, ...]:
     """What a person should know and what is no error."""
     texts = [f"traced, because {road.reason}"] if road.is_second_choice else []
-    config = read_config(source.directory) if (source.directory / CONFIG_FILE).is_file() else {}
+    texts += road.warnings
+    config = {} if (source.directory / MODULE_FILE).is_file() else source.config()
     declared = config.get("dtype") or config.get("torch_dtype")
     stored = sorted({tensor.dtype for conversion in conversions for tensor in conversion.sources} & FLOAT_DTYPES.keys())
     if declared and stored != [declared]:
@@ -228,7 +216,7 @@ def _warnings(road: Road, *, source: CheckpointSource, conversions: list[Convers
     rounded = sum(not conversion.is_exact for conversion in conversions)
     if rounded:
         texts.append(f"{rounded} of {len(conversions)} tensors were rounded by the cast; the way back is not bit-exact")
-    if config and not (source.directory / TOKENIZER_FILE).is_file():
+    if config and TOKENIZER_FILE not in source.companions():
         texts.append(
             f"no {TOKENIZER_FILE} beside the checkpoint; the model can be evaluated but not prompted with text"
         )
@@ -246,31 +234,3 @@ def _removed_prefixes(stored: Mapping[str, str]) -> tuple[str, ...]:
             }
         )
     )
-
-
-def _sha256(array: Array) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).hexdigest()
-
-
-@contextmanager
-def _appearing(to: Path) -> Iterator[Path]:
-    """A directory beside `to` that becomes `to` when the block ends well, and vanishes when it does not."""
-    to.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{to.name}.partial-", dir=to.parent))
-    try:
-        yield temporary
-        temporary.chmod(0o755)  # mkdtemp makes it private
-        for path in sorted(path for path in temporary.rglob("*") if path.is_file()):
-            _flush(path)
-        temporary.rename(to)  # takes the place of an empty directory, fails on any other
-        _flush(to.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

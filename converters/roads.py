@@ -8,17 +8,18 @@ written down with its reason, so nobody has to guess why a model became what it 
 import importlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from converters.families.registry import TABLES, table_for
 from converters.families.table import FamilyTable
+from converters.mapping import DtypePolicy
 from converters.operations import Shape
 from converters.source import CONFIG_FILE, CheckpointSource
 from converters.wrappers import canonical
 from pipeline.errors import ConversionError, ParameterError
 from pipeline.models.checkpoint import abstract_leaves
-from pipeline.models.config_file import read_config
 from pipeline.models.description import ModelDescription
 from pipeline.models.module_file import MODULE_FILE
 from pipeline.models.registry import describe_config
@@ -26,8 +27,8 @@ from pipeline.models.registry import describe_config
 Via = Literal["auto", "family", "trace"]
 
 ROADS: Mapping[str, str] = {"trace": "converters.trace.road:trace_checkpoint"}
-"""`(directory, headers) -> TracedRoad`, with `table` (an identity `FamilyTable`), `description` (a `ModelDescription`)
-and `write(directory)`, which writes the program and its constants into a model directory."""
+"""`(directory, headers, *, dtype, project_root) -> TracedRoad`: `table` (an identity `FamilyTable`), `description` (a
+`ModelDescription`), `warnings`, and `write(directory)`, which writes the program and its constants."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,38 +46,49 @@ class Road:
     """Writes what describes the model beside `config.json`: nothing for a family, the program of a traced model."""
     is_second_choice: bool = False
     """True where the family has a table, but refused this config."""
+    warnings: tuple[str, ...] = ()
+    """What a person should know of the road itself."""
 
 
-def choose_road(source: CheckpointSource, *, via: Via) -> Road:
+def choose_road(
+    source: CheckpointSource, *, via: Via, dtype: DtypePolicy = "keep", project_root: Path | None = None
+) -> Road:
     """The road of an opened checkpoint.
 
     `auto` takes the family where its table takes the config, and traces everything else.
+
+    Args:
+        source: the checkpoint.
+        via: the road that is asked for.
+        dtype: of the conversion; a module is traced in the dtype that its leaves will have.
+        project_root: where the factory of a `module.json` is looked for first; the working directory when None.
 
     Raises:
         ArtifactError: the checkpoint has neither `config.json` nor `module.json`, or they are malformed.
         ConversionError: the road that was asked for does not lead anywhere, or none does; says why.
         ParameterError: `via` is `family`, and the config asks for something the Flax model does not have.
     """
+    traced = partial(_traced, source, dtype=dtype, project_root=project_root)
     if (source.directory / MODULE_FILE).is_file():
         if via == "family":
             raise ConversionError(
                 f"{source.directory}: has {MODULE_FILE}, a module of the user's own, which no family describes",
                 hint="allowed: via trace, or auto",
             )
-        return _traced(source, reason=f"{MODULE_FILE} names a module of the user's own")
-    config = read_config(source.directory)
+        return traced(reason=f"{MODULE_FILE} names a module of the user's own")
+    config = source.config()
     names = [canonical(stored) for stored in source.headers]
     if via == "trace":
-        return _traced(source, reason="asked for")
+        return traced(reason="asked for")
     if via == "family":
         return family_road(config, names=names, reason="asked for")
     model_type = str(config.get("model_type", ""))
     if model_type not in TABLES:
-        return _traced(source, reason=f"no family has the model_type {model_type!r}")
+        return traced(reason=f"no family has the model_type {model_type!r}")
     try:
         return family_road(config, names=names, reason=f"{CONFIG_FILE} names the family {model_type}")
     except (ConversionError, ParameterError) as refusal:
-        return _traced(source, reason=f"the family {model_type} refuses: {refusal.message}", is_second_choice=True)
+        return traced(reason=f"the family {model_type} refuses: {refusal.message}", is_second_choice=True)
 
 
 def family_road(config: Mapping[str, Any], *, names: Collection[str], reason: str) -> Road:
@@ -94,11 +106,19 @@ def family_road(config: Mapping[str, Any], *, names: Collection[str], reason: st
     return _road("family", reason=reason, table=table_for(config, names=names), description=describe_config(config))
 
 
-def _traced(source: CheckpointSource, *, reason: str, is_second_choice: bool = False) -> Road:
+def _traced(
+    source: CheckpointSource,
+    *,
+    reason: str,
+    dtype: DtypePolicy,
+    project_root: Path | None,
+    is_second_choice: bool = False,
+) -> Road:
     module, _, function = ROADS["trace"].partition(":")
-    traced = getattr(importlib.import_module(module), function)(source.directory, source.headers)
+    trace = getattr(importlib.import_module(module), function)
+    traced = trace(source.directory, source.headers, dtype=dtype, project_root=project_root)
     road = _road("trace", reason=reason, table=traced.table, description=traced.description)
-    return replace(road, write=traced.write, is_second_choice=is_second_choice)
+    return replace(road, write=traced.write, warnings=tuple(traced.warnings), is_second_choice=is_second_choice)
 
 
 def _road(name: Literal["family", "trace"], *, reason: str, table: FamilyTable, description: ModelDescription) -> Road:

@@ -44,6 +44,8 @@ _DTYPES = {
     "BOOL": ("bool", 8),
 }
 """Name and bits of every dtype of the format; a report must also be able to name those that are never read."""
+STORED_NAMES: Mapping[str, str] = {name: stored for stored, (name, _) in _DTYPES.items()}
+"""The format's own name of each dtype."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,8 +4,8 @@ Owns the strict match between what is stored and what the module needs. Knows no
 of serving. The one decision: both directions are strict and every complaint is raised at once, so no abstract, missing
 or surplus leaf ever leaves this file.
 
-A model directory holds `config.json` or `program.json`, `tokenizer.json`, `params/` and `conversion.json`. Leaf paths are
-dotted (`layers.0.mlp.up_proj.kernel`); on disk they are nested dicts with string keys.
+A model directory holds `config.json` or `program.json`, `tokenizer.json`, `params/` and `conversion.json`. Leaf paths
+are dotted (`layers.0.mlp.up_proj.kernel`); on disk they are nested dicts with string keys.
 """
 
 from collections.abc import Iterable, Mapping

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 import converters.conversion
 from converters.conversion import convert, to_torch
 from converters.manifest import ConversionManifest
-from pipeline.errors import ArtifactError, ConversionError
+from pipeline.errors import ArtifactError, ConversionError, StoreError
 from pipeline.models.checkpoint import load_model, read_parameters
 from pipeline.models.config_file import read_config
 
@@ -190,13 +190,13 @@ def test_failure_while_writing_leaves_nothing(llama, checkpoint, tmp_path, monke
     directory = checkpoint(llama())
     before = sorted(tmp_path.iterdir())
 
-    def full_disk(target, leaves):
+    def full_disk(target, **given):
         target.mkdir()
         (target / "half").write_text("written")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(converters.conversion, "save_parameters", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr(converters.conversion, "write_parameters", full_disk)
+    with pytest.raises(StoreError, match=r"flax: cannot be written: .*No space left on device; nothing was left"):
         convert(directory, to=tmp_path / "flax")
     assert sorted(tmp_path.iterdir()) == before
 
