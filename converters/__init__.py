@@ -5,6 +5,7 @@
     converters.convert("checkpoint", to="flax")
     report = converters.check_parity("checkpoint", "flax")
     model = converters.load("flax")
+    converters.export("flax", to="back", format="safetensors")
 
 Owns the names of the public calls and where each lives; docs/conversion.md describes them. Loads no framework: a call
 is a dotted string that is resolved when its name is first used. The one decision: `import converters` costs nothing,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from converters.conversion_preview import preview as preview
     from converters.conversion_preview import recognised as recognised
     from converters.difference import diff as diff
+    from converters.exporting import export as export
     from converters.loading import load as load
     from converters.parity import check_parity as check_parity
 
@@ -27,13 +29,14 @@ API: Mapping[str, str] = {
     "check_parity": "converters.parity:check_parity",
     "convert": "converters.conversion:convert",
     "diff": "converters.difference:diff",
+    "export": "converters.exporting:export",
     "load": "converters.loading:load",
     "preview": "converters.conversion_preview:preview",
     "recognised": "converters.conversion_preview:recognised",
 }
 """Public name to the function behind it."""
 
-__all__ = ["check_parity", "convert", "diff", "load", "preview", "recognised"]
+__all__ = ["check_parity", "convert", "diff", "export", "load", "preview", "recognised"]
 
 
 def __getattr__(name: str) -> Any:

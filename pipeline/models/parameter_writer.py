@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from numpy.typing import NDArray
@@ -78,7 +79,8 @@ def write_parameters(
     if directory.exists():
         raise ArtifactError(f"{directory}: exists already; parameters are never overwritten")
     handler = _StreamingHandler(pieces, buffer_bytes=buffer_bytes)
-    registry = ocp.type_handlers.create_type_handler_registry((AnnouncedLeaf, handler))
+    arrays = ocp.type_handlers.ArrayHandler()  # never used, but Orbax warns where it is not there
+    registry = ocp.type_handlers.create_type_handler_registry((AnnouncedLeaf, handler), (jax.Array, arrays))
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry)) as checkpointer:
         checkpointer.save(directory.resolve(), args=ocp.args.PyTreeSave(_nested(announced)))
 
