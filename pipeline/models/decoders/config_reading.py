@@ -139,11 +139,11 @@ class ConfigReading:
         theta = self._agreed(given, "rope_theta", key=theta_key)
         share = self._agreed(given, "partial_rotary_factor", key="partial_rotary_factor")
         dim = int(head_dim * (1.0 if share is None else float(share)))
-        if dim % 2 or not 0 < dim <= head_dim:
+        if not 0 < dim <= head_dim:
+            self.complaints.append(f"partial_rotary_factor is {share}, must be above 0 and at most 1")
+        elif dim % 2:
             self.complaints.append(
                 f"{dim} of a head's {head_dim} numbers would turn, which is odd; rotary embedding needs pairs"
-                if dim % 2
-                else f"partial_rotary_factor is {share}, must be above 0 and at most 1"
             )
         return read_rotary(
             given,

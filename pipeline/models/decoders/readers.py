@@ -13,9 +13,12 @@ from pipeline.models.decoders.config import DecoderConfig, Experts, Layer, Norm
 from pipeline.models.decoders.config_reading import ConfigReading, LayerType
 
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+_ZERO_CENTRED = "layernorm_zero_centered_gamma"
+"""Megatron's word for gains that are stored minus one, as Gemma's are unless its config says false."""
 _FULL: LayerType = "full_attention"
 _SLIDING: LayerType = "sliding_attention"
-_QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32768, "max_window_layers": 28, "sliding_window": 4096}
+_QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096}
+_DENSE_QWEN = {**_QWEN, "num_key_value_heads": 32, "max_window_layers": 28}
 _GEMMA = {
     "num_key_value_heads": 4,
     "head_dim": 256,
@@ -29,8 +32,8 @@ _EVERYWHERE = {"rms_norm_eps": 1e-6, "initializer_range": 0.02, "hidden_act": "s
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
     "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
-    "qwen2": _QWEN,
-    "qwen3": {**_QWEN, "head_dim": 128},
+    "qwen2": _DENSE_QWEN,
+    "qwen3": {**_DENSE_QWEN, "head_dim": 128},
     "qwen3_moe": {
         **_QWEN,
         "num_key_value_heads": 4,
@@ -117,6 +120,8 @@ def read_decoder(config: Mapping[str, Any]) -> DecoderConfig:
 
 def _like_llama(reading: ConfigReading, family: str, **choices: Any) -> DecoderConfig:
     """Rotary positions, RMS norms, gated feed-forward; `choices` replace what is read here."""
+    if "norm" not in choices:
+        reading.refuse(**{_ZERO_CENTRED: "this family stores its gains as they are"})
     inner = choices.pop("intermediate_size", None)
     vocabulary, hidden, num_layers, heads, max_positions, *given = reading.sizes(
         *_SIZES, *(("intermediate_size",) if inner is None else ())
@@ -259,10 +264,12 @@ def _rescaled(reading: ConfigReading, layers: tuple[Layer, ...]) -> tuple[Layer,
 def _like_gemma(reading: ConfigReading, family: str, **choices: Any) -> DecoderConfig:
     reading.refuse(use_bidirectional_attention="attention that looks ahead is not computed")
     (hidden,) = reading.sizes("hidden_size")
+    # A file whose gains were shifted by one has the same shapes; only a config that says so can be believed.
+    offset = 0.0 if reading.value(_ZERO_CENTRED) is False else 1.0
     return _like_llama(
         reading,
         family,
-        norm=Norm(eps=float(reading.value("rms_norm_eps")), offset=1.0, scales_in_float32=True),
+        norm=Norm(eps=float(reading.value("rms_norm_eps")), offset=offset, scales_in_float32=True),
         norm_places="around",
         activation=reading.activation("hidden_activation"),
         embedding_scale=hidden**0.5,
