@@ -45,7 +45,7 @@ def _noting(seen: Arrays, path: str) -> Callable[..., None]:
     def note(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
         value = next((value for _, value in _named(output)), None)
         if value is not None:
-            seen[path] = _array(value)
+            seen[path] = _array(value).copy()  # what follows may add to it in place, as ResNet's shortcuts do
 
     return note
 
