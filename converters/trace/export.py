@@ -107,6 +107,8 @@ def lower(exported: ExportedProgram) -> ExportedProgram:
     Raises:
         ConversionError: torch's own decompositions fail; its words are in the message.
     """
+    if _is_plain(exported):
+        return exported  # making it functional again would take as long as the export did
     try:
         return _lowered(exported)
     except Exception as error:  # a fault inside torch's functionalization may raise anything
@@ -117,6 +119,25 @@ def lower(exported: ExportedProgram) -> ExportedProgram:
                 f"torch cannot make the exported graph functional: {type(error).__name__}: {_first_lines(error)}; "
                 f"with all decompositions: {type(second).__name__}: {_first_lines(second)}"
             ) from error
+
+
+def _is_plain(exported: ExportedProgram) -> bool:
+    """Whether the graph, as exported, writes to nothing and has only operations of the registry."""
+    for graph_module in exported.graph_module.modules():
+        if isinstance(graph_module, torch.fx.GraphModule):
+            for node in graph_module.graph.nodes:
+                if node.op == "call_function" and _writes(node):
+                    return False
+    return all(is_supported(name) for name, _ in graph_operations(exported))
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or schema.is_mutable:
+        return schema is not None
+    given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
+    # Running statistics of a batch are written without the schema saying so.
+    return given.get("running_mean") is not None and any(given.get(name) for name in ("training", "use_input_stats"))
 
 
 def _lowered(exported: ExportedProgram) -> ExportedProgram:
