@@ -32,7 +32,9 @@ def embedding(
 
 def index(x: jax.Array, indices: Sequence[jax.Array | None]) -> jax.Array:
     """Advanced indexing, one index a dim, None for a whole dim."""
-    return x[tuple(slice(None) if part is None else part for part in indices)]
+    return jnp.asarray(x)[  # a small constant is a numpy array, which takes no traced index
+        tuple(slice(None) if part is None else part for part in indices)
+    ]
 
 
 def index_put(
@@ -43,7 +45,7 @@ def index_put(
     masks = [part for part in indices if part is not None and part.dtype == jnp.bool_]
     if masks and len([part for part in indices if part is not None]) == 1:
         return _masked_put(x, list(indices), values, accumulate)
-    place = x.at[tuple(slice(None) if part is None else part for part in indices)]
+    place = jnp.asarray(x).at[tuple(slice(None) if part is None else part for part in indices)]
     return place.add(values) if accumulate else place.set(values)
 
 

@@ -232,6 +232,11 @@ def cumprod(x: jax.Array, dim: int, dtype: Any = None) -> jax.Array:
     return x if x.ndim == 0 else jnp.cumprod(_counted(x, dtype), axis=dim)
 
 
+def diff(x: jax.Array, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> jax.Array:
+    """Differences of neighbours, `n` times over."""
+    return jnp.diff(x, n=n, axis=dim, prepend=prepend, append=append)
+
+
 def logcumsumexp(x: jax.Array, dim: int) -> jax.Array:
     """Running `logsumexp`."""
     return jax.lax.cumlogsumexp(x, axis=dim % x.ndim)
@@ -291,6 +296,7 @@ REDUCTION: Mapping[str, Callable[..., Any]] = {
     **_overloads("_safe_softmax", safe_softmax, "default"),
     **_overloads("cumsum", cumsum, "default"),
     **_overloads("cumprod", cumprod, "default"),
+    **_overloads("diff", diff, "default"),
     **_overloads("logcumsumexp", logcumsumexp, "default"),
     **_overloads("cummax", cummax, "default"),
     **_overloads("cummin", cummin, "default"),
