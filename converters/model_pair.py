@@ -16,11 +16,12 @@ from flax import nnx
 from converters.manifest import ConversionManifest
 from converters.readers import open_source
 from converters.torch_model import load_torch_model
+from converters.torch_own_module import load_own_module
 from pipeline.errors import ConversionError
 from pipeline.models.checkpoint import load_model
 from pipeline.models.config_file import read_config
 from pipeline.models.description import ModelDescription
-from pipeline.models.module_file import MODULE_FILE, ModuleFile
+from pipeline.models.module_file import MODULE_FILE
 from pipeline.models.registry import describe
 
 
@@ -38,26 +39,32 @@ class ModelPair:
     """The transformers config; empty for a module of the user's own."""
 
 
-def load_pair(checkpoint: Path, *, model: Path) -> ModelPair:
+def load_pair(checkpoint: Path, *, model: Path, project_root: Path | None = None) -> ModelPair:
     """Load the torch model of `checkpoint` and the Flax model in the directory `model`.
 
     Weights that the conversion rounded by a declared cast are rounded the same way on the torch side: what is compared
     is the computation, and `compare_tensors` says what was rounded.
 
+    Args:
+        checkpoint: of the torch model.
+        model: the Flax model directory.
+        project_root: where the factory of a module of the user's own is looked for; the working directory by default.
+
     Raises:
         CheckpointError: the checkpoint is missing, truncated or altered.
         ArtifactError: the Flax model is missing or does not fit its config.
+        ParameterError: the factory of a module of the user's own cannot be imported.
         ConversionError: the two directories describe different models; lists every key that differs.
     """
-    ours, theirs = _own_description(model) or dict(read_config(model)), _checkpoint_description(checkpoint)
-    differing = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
-    if differing:
-        shown = "\n".join(
-            f"  {key}: {json.dumps(theirs.get(key))} and {json.dumps(ours.get(key))}" for key in differing
-        )
-        raise ConversionError(f"{checkpoint} and {model} have different configs:\n{shown}")
+    source = open_source(checkpoint)
+    is_own = (source.directory / MODULE_FILE).is_file()
     manifest = ConversionManifest.read(model)
-    reference = load_torch_model(checkpoint)
+    config = {} if is_own else dict(read_config(model))
+    if not is_own:
+        _check_config(checkpoint, source.config(), model=model, ours=config)
+    reference = (
+        load_own_module(checkpoint, project_root=project_root or Path.cwd()) if is_own else load_torch_model(checkpoint)
+    )
     _round(reference, manifest=manifest)
     return ModelPair(
         checkpoint=checkpoint,
@@ -66,21 +73,17 @@ def load_pair(checkpoint: Path, *, model: Path) -> ModelPair:
         candidate=load_model(model, dtype="float32"),
         description=describe(model),
         manifest=manifest,
-        config={} if _own_description(model) else ours,
+        config=config,
     )
 
 
-def _checkpoint_description(checkpoint: Path) -> dict[str, Any]:
-    source = open_source(checkpoint)
-    return _own_description(source.directory) or source.config()
-
-
-def _own_description(directory: Path) -> dict[str, Any]:
-    """Of a module of the user's own; empty for a transformers model."""
-    if not (directory / MODULE_FILE).is_file():
-        return {}
-    file = ModuleFile.read(directory)
-    return {"factory": file.factory, "arguments": dict(file.arguments)}
+def _check_config(checkpoint: Path, theirs: Mapping[str, Any], *, model: Path, ours: Mapping[str, Any]) -> None:
+    differing = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+    if differing:
+        shown = "\n".join(
+            f"  {key}: {json.dumps(theirs.get(key))} and {json.dumps(ours.get(key))}" for key in differing
+        )
+        raise ConversionError(f"{checkpoint} and {model} have different configs:\n{shown}")
 
 
 @torch.no_grad()

@@ -50,6 +50,7 @@ def check_parity(
     limits: ParityLimits | None = None,
     seed: int = 0,
     continued_tokens: int = CONTINUED_TOKENS,
+    project_root: str | Path | None = None,
     progress: Progress | None = None,
 ) -> ParityReport:
     """Compare the torch checkpoint `source` with the Flax model directory `model` that was made from it.
@@ -63,18 +64,20 @@ def check_parity(
         limits: what the levels are held against.
         seed: of the random inputs.
         continued_tokens: continued greedily by models that generate.
+        project_root: where the factory of a module of the user's own is looked for; the working directory by default.
         progress: told after each level.
 
     Raises:
         CheckpointError: the checkpoint is missing, truncated or altered.
         ArtifactError: the Flax model or its conversion record is missing or unreadable.
+        ParameterError: the factory of a module of the user's own cannot be imported.
         ConversionError: the two are not of one config, or cannot be compared; lists every complaint.
     """
     told = progress or (lambda done, total, what: None)
     checkpoint, directory = Path(source), Path(model)
     tensors = compare_tensors(checkpoint, model=directory)
     told(1, _NUM_STEPS, "tensors compared")
-    pair = load_pair(checkpoint, model=directory)
+    pair = load_pair(checkpoint, model=directory, project_root=None if project_root is None else Path(project_root))
     told(2, _NUM_STEPS, "both models loaded")
     return compare_pair(
         pair, tensors=tensors, limits=limits, seed=seed, continued_tokens=continued_tokens, progress=progress

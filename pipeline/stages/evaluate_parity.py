@@ -42,7 +42,7 @@ def run(context: StageContext[EvaluateParityParameters]) -> StageResult:
     given, reporter = context.parameters, context.reporter
     checkpoint, model = context.input("checkpoint").path, context.input("model").path
     tensors = compare_tensors(checkpoint, model=model)
-    pair = load_pair(checkpoint, model=model)
+    pair = load_pair(checkpoint, model=model, project_root=context.project_root)
     has_text = _DATASET in context.inputs
     text = _compare_text(context, pair) if has_text else None
     report = compare_pair(
