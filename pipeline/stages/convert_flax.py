@@ -24,7 +24,9 @@ def run(context: StageContext[ConvertFlaxParameters]) -> StageResult:
     manifest = convert(
         checkpoint.path,
         to=context.output("model"),
+        via=context.parameters.via,
         dtype=context.parameters.dtype,
+        project_root=context.project_root,
         progress=lambda done, total: reporter.progress(float(done), total=float(total), unit="tensors"),
     )
     for warning in manifest.warnings:
@@ -32,7 +34,8 @@ def run(context: StageContext[ConvertFlaxParameters]) -> StageResult:
     reporter.note(
         f"{manifest.num_source_tensors} {manifest.source_format} tensors became {manifest.num_target_leaves} leaves "
         f"({manifest.num_parameters:,} parameters, {manifest.num_bytes / 1e6:.1f} MB); "
-        f"{len(manifest.tied)} tied, {len(manifest.ignored)} ignored by name"
+        f"{len(manifest.tied)} tied, {len(manifest.ignored)} ignored by name, {len(manifest.carried)} carried along; "
+        f"by {'its family' if manifest.road == 'family' else 'tracing'}: {manifest.road_reason}"
     )
     return StageResult(
         metrics={
@@ -42,6 +45,8 @@ def run(context: StageContext[ConvertFlaxParameters]) -> StageResult:
             "num_bytes": float(manifest.num_bytes),
         },
         facts={
+            "road": manifest.road,
+            "road_reason": manifest.road_reason,
             "family": manifest.family,
             "source_format": manifest.source_format,
             "dtypes": sorted({leaf.dtype for conversion in manifest.tensors for leaf in conversion.targets}),

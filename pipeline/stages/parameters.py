@@ -14,6 +14,7 @@ from pipeline.stages.reference import (
     CheckpointInput,
     DatasetInput,
     EvidenceInput,
+    ExportInput,
     FlaxModelInput,
 )
 from pipeline.stages.user_module import FUNCTION_PATTERN
@@ -148,11 +149,36 @@ class TrainFsdpParameters(Parameters):
 
 
 class ConvertFlaxParameters(Parameters):
-    """`convert.flax`: a committed torch checkpoint to Flax NNX parameters in Orbax."""
+    """`convert.flax`: a committed torch checkpoint to a Flax NNX model with its parameters in Orbax."""
 
     checkpoint: CheckpointInput = Field(description="The committed sharded checkpoint.")
+    via: Literal["auto", "family", "trace"] = Field(
+        "auto",
+        description="family uses the rule table of the model's family, trace interprets the torch module; auto takes "
+        "the family where there is one that takes the config, and says why.",
+    )
     dtype: Literal["keep", "float32", "bfloat16"] = Field(
-        "keep", description="keep takes each tensor's own dtype; the others cast every tensor."
+        "keep", description="keep takes each tensor's own dtype; the others cast every weight."
+    )
+
+
+class ConvertTorchParameters(Parameters):
+    """`convert.torch`: a Flax model back to a directory that transformers loads."""
+
+    model: FlaxModelInput = Field(description="The Flax model; trained further or as it was converted.")
+    dtype: Literal["keep", "float32", "bfloat16"] = Field(
+        "keep", description="keep is the dtype that each tensor had in the checkpoint; the others cast every weight."
+    )
+    max_shard_bytes: int = Field(50 * 10**9, ge=1, description="Of each safetensors file.")
+
+
+class ConvertOnnxParameters(Parameters):
+    """`convert.onnx`: an ONNX model, checked with onnxruntime against the torch model."""
+
+    model: ExportInput = Field(description="A Flax model, or the checkpoint of a torch model.")
+    opset: int | None = Field(None, ge=18, description="ONNX opset; the exporter's own choice when absent.")
+    int8: bool = Field(
+        False, description="Also write a model whose weights are int8, by onnxruntime's dynamic quantizer."
     )
 
 

@@ -48,9 +48,10 @@ DatasetInput = Annotated[OutputReference, BeforeValidator(_parse), _SCHEMA, Acce
 CheckpointInput = Annotated[OutputReference, BeforeValidator(_parse), _SCHEMA, Accepts(("checkpoint",))]
 FlaxModelInput = Annotated[OutputReference, BeforeValidator(_parse), _SCHEMA, Accepts(("flax-model",))]
 EvidenceInput = Annotated[OutputReference, BeforeValidator(_parse), _SCHEMA, Accepts(("report",))]
+ExportInput = Annotated[OutputReference, BeforeValidator(_parse), _SCHEMA, Accepts(("flax-model", "checkpoint"))]
 AnyInput = Annotated[
     OutputReference,
     BeforeValidator(_parse),
     _SCHEMA,
-    Accepts(("dataset", "checkpoint", "flax-model", "report", "registration", "deployment", "files")),
+    Accepts(("dataset", "checkpoint", "flax-model", "onnx-model", "report", "registration", "deployment", "files")),
 ]

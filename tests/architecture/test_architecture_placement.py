@@ -52,6 +52,7 @@ ALLOWED = {
     "ray": ("*/ray_*.py",),
     "mlflow": ("pipeline/tracking/mlflow_*.py",),
     "onnx": ("converters/onnx_*.py",),
+    "onnxruntime": ("converters/torch_onnx_*.py",),
     "fsspec": ("pipeline/artifacts/fsspec_store.py", "pipeline/data/remote.py", "pipeline/training/*.py"),
 }
 MAX_FILE_LINES = 400
