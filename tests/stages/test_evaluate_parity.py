@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 import pytest
+import torch
+from transformers import BertConfig, BertModel
 
 from converters.conversion import convert
 from pipeline.errors import ParameterError, StageError
@@ -15,6 +17,8 @@ from pipeline.stages.registry import KINDS
 
 # float32 against float32 with another order of sums, logits of size 10: seen 8e-6.
 HONEST = 1e-4
+# Relative to the largest value of the block; seen 6e-7.
+BLOCK_ERROR = 4e-6
 # What the shipped flow's gate asks for.
 GATES = {"max_abs_logit_difference": "<= 1e-3", "greedy_match": ">= 100%"}
 
@@ -23,17 +27,17 @@ GATES = {"max_abs_logit_difference": "<= 1e-3", "greedy_match": ">= 100%"}
 def parity(stage_context, tiny_checkpoint, tiny_dataset, tmp_path):
     """`parity(corrupt)`: convert, change the leaves by `corrupt(path, leaf)`, run the stage."""
 
-    def make(corrupt=None, **given):
+    def make(corrupt=None, *, text=True, **given):
         model = tmp_path / "model"
         convert(tiny_checkpoint, to=model)
         if corrupt is not None:
             leaves = read_parameters(model / "params")
             (model / "params").rename(tmp_path / "honest")
             save_parameters(model / "params", {path: corrupt(path, leaf) for path, leaf in leaves.items()})
-        references = {name: f"${{stages.{name}.outputs.x}}" for name in ("checkpoint", "model", "dataset")}
+        inputs = {"checkpoint": tiny_checkpoint, "model": model, **({"dataset": tiny_dataset} if text else {})}
+        references = {name: f"${{stages.{name}.outputs.x}}" for name in inputs}
         sizes = {"num_sequences": 5, "num_prompts": 2, "prompt_tokens": 6, "continuation_tokens": 8}
         parameters = EvaluateParityParameters(**references, **{**sizes, **given})
-        inputs = {"checkpoint": tiny_checkpoint, "model": model, "dataset": tiny_dataset}
         context = stage_context(parameters, inputs)
         return run(context), context
 
@@ -52,7 +56,11 @@ def test_honest_conversion_passes_and_reports(parity):
     assert result.metrics["max_kl"] < HONEST
     assert result.metrics["top1_agreement"] == result.metrics["greedy_match"] == 1.0
     assert all(holds(result.metrics).values())
-    assert result.facts["tensors_differing"] == []
+    assert result.metrics["tensors_identical"] == 1.0
+    assert 0.0 < result.metrics["max_block_relative_error"] < BLOCK_ERROR
+    assert result.facts["tensors_differing"] == result.facts["failures"] == []
+    assert result.facts["first_block_over_limit"] is None
+    assert result.facts["num_blocks"] == 4
     report = json.loads((context.output_root / "report" / "parity.json").read_text())
     assert report["metrics"] == dict(result.metrics)
     assert len(report["sequences"]) == 5
@@ -70,6 +78,7 @@ def test_reports_carry_the_pictures_and_the_dataset(parity):
         "logit_difference_histogram": "bars",
         "logit_scatter": "scatter",
         "difference_by_position": "lines",
+        "block_relative_error": "lines",
     }
     (dataset,) = [report.payload for report in reports if report.kind == "dataset"]
     assert dataset["digest"] == "digest-dataset"
@@ -96,13 +105,65 @@ def shift_norm(path, leaf):
     return leaf - 1.0 if path == "norm.scale" else leaf
 
 
-@pytest.mark.parametrize("corrupt", [swap_query_heads, transpose_square_output, interleave_keys, shift_norm])
-def test_right_shapes_with_wrong_values_fail_the_gate(parity, corrupt):
-    result, _ = parity(corrupt)
+@pytest.mark.parametrize(
+    ("corrupt", "block"),
+    [
+        (swap_query_heads, "layers.1"),
+        (transpose_square_output, "layers.0"),
+        (interleave_keys, "layers.0"),
+        (shift_norm, "norm"),
+    ],
+)
+def test_right_shapes_with_wrong_values_fail_the_gate_and_name_the_block(parity, corrupt, block):
+    result, context = parity(corrupt)
     assert result.metrics["max_abs_logit_difference"] > 100 * HONEST
     assert result.metrics["mean_kl"] > HONEST
     assert not holds(result.metrics)["max_abs_logit_difference"]
     assert len(result.facts["tensors_differing"]) == 1
+    assert result.facts["first_block_over_limit"] == block
+    notes = [report.payload["text"] for report in context.reporter.drain() if report.kind == "note"]
+    assert any(note.startswith(f"blocks: {block} (torch: model.{block})") for note in notes)
+    assert any(note.startswith("tensors: 1 of 20 do not come back bit for bit: model.") for note in notes)
+
+
+def test_without_text_random_inputs_and_their_continuations_are_compared(parity):
+    result, context = parity(text=False, continuation_tokens=5)
+    assert set(result.metrics) == set(KINDS["evaluate.parity"].default_metrics)
+    assert result.metrics["max_abs_logit_difference"] < HONEST
+    assert result.metrics["greedy_match"] == 1.0
+    assert result.facts["num_sequences"] == 0
+    report = json.loads((context.output_root / "report" / "parity.json").read_text())
+    assert report["passed"] is True
+    assert [len(continued["candidate"]) for continued in report["continuations"]] == [5, 5, 5]
+    figures = {entry.payload["name"] for entry in context.reporter.drain() if entry.kind == "figure"}
+    assert figures == {"block_relative_error"}
+
+
+def test_the_limit_of_a_block_is_the_flows(parity):
+    result, _ = parity(text=False, continuation_tokens=1, block_limit=1e-9)
+    assert result.facts["first_block_over_limit"] == "layers.0"
+    assert len(result.facts["failures"]) == 1
+
+
+def test_text_is_refused_for_a_model_that_generates_none(tmp_path, tiny_dataset, stage_context):
+    torch.manual_seed(2)
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40}
+    BertModel(BertConfig(vocab_size=300, **sizes)).save_pretrained(tmp_path / "bert")
+    convert(tmp_path / "bert", to=tmp_path / "model")
+    inputs = {"checkpoint": tmp_path / "bert", "model": tmp_path / "model", "dataset": tiny_dataset}
+    references = {name: f"${{stages.{name}.outputs.x}}" for name in inputs}
+    with pytest.raises(ParameterError, match=r"this one \(bert\) is text-encoder\n.*leave dataset out"):
+        run(stage_context(EvaluateParityParameters(**references), inputs))
+    del inputs["dataset"], references["dataset"]
+    result = run(stage_context(EvaluateParityParameters(**references), inputs))
+    assert set(result.metrics) == {
+        "tensors_identical",
+        "max_block_relative_error",
+        "max_abs_output_difference",
+        "max_rel_output_difference",
+    }
+    assert result.metrics["max_rel_output_difference"] < BLOCK_ERROR
+    assert result.facts["kind"] == "text-encoder"
 
 
 def test_not_finite_weights_are_an_error_that_says_where(parity):
