@@ -18,6 +18,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from converters.trace.graph import graph_operations, program_of
+from converters.trace.recurrent import whole_layers
 from converters.trace.taps import marked
 from pipeline.errors import ConversionError
 from pipeline.models.traced.operations import is_supported
@@ -89,7 +90,7 @@ def export_module(
     complaints = []
     for strict in (False, True):
         try:
-            with marked(module) if not strict else _unmarked(), torch.no_grad():
+            with marked(module) if not strict else _unmarked(), whole_layers(), torch.no_grad():
                 return torch.export.export(module, tuple(args), dict(kwargs), dynamic_shapes=shapes, strict=strict)
         except Exception as error:  # torch.export raises whatever the module's own code raises
             complaints.append(f"  strict={strict}: {type(error).__name__}: {_first_lines(error)}")
@@ -179,7 +180,7 @@ def _dynamic_shapes(
     shapes: dict[str, Any] = {}
     for name, value in bound.items():
         if parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-            shapes.update({key: _open(item, key, dynamic) for key, item in value.items()})
+            shapes[name] = {key: _open(item, key, dynamic) for key, item in value.items()}
         else:
             shapes[name] = _open(value, name, dynamic)
     return shapes

@@ -14,6 +14,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
+from converters.trace.recurrent import STANDS_FOR
 from converters.trace.signature import read_signature
 from converters.trace.taps import TAP_OPERATION
 from pipeline.errors import ConversionError
@@ -33,7 +34,7 @@ from pipeline.models.traced.program import (
 
 _PLACEMENT = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator")
 """Where and how torch keeps a tensor; has no meaning in JAX."""
-_CHECKS = ("_assert", "sym_constrain_range", "_check")
+_DATA_DEPENDENT = " (its size depends on values)"
 _INT32 = np.iinfo(np.int32)
 _SENTINELS = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
 
@@ -43,8 +44,11 @@ def graph_operations(exported: ExportedProgram) -> Iterator[tuple[str, str]]:
     for graph_module in exported.graph_module.modules():
         if isinstance(graph_module, torch.fx.GraphModule):
             for node in _live(graph_module.graph):
-                if node.op == "call_function" and operation_name(node.target) != TAP_OPERATION:
-                    yield operation_name(node.target), module_path(node)
+                if node.op != "call_function" or operation_name(node.target) == TAP_OPERATION:
+                    continue
+                name = operation_name(node.target)
+                # A size that is known only when the values are has no place in a compiled program.
+                yield f"{name}{_DATA_DEPENDENT}" if node.meta.get("unbacked_bindings") else name, module_path(node)
 
 
 def program_of(
@@ -181,7 +185,7 @@ class _Translation:
 def operation_name(target: Any) -> str:
     """`aten.add.Tensor` for an overload, `sym.add` for Python arithmetic, `higher_order.cond` for control flow."""
     if isinstance(target, torch._ops.OpOverload):
-        return str(target)
+        return STANDS_FOR.get(str(target), str(target))
     if isinstance(target, torch._ops.HigherOrderOperator):
         return f"higher_order.{target.name()}"
     name = str(getattr(target, "__name__", target)).strip("_")

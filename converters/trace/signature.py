@@ -53,8 +53,8 @@ def read_signature(
             continue
         value = placeholders[name].meta["val"]
         sizes = [
-            size
-            if isinstance(size, int)
+            int(size)
+            if _is_fixed(size)
             else _named(exported, size, dynamic.get(path, {}).get(axis), symbols, dimensions)
             for axis, size in enumerate(value.shape)
         ]
@@ -113,6 +113,10 @@ def _tree(value: Any, path: str) -> Argument:
     if isinstance(value, dict):
         return {str(key): _tree(item, f"{path}.{key}") for key, item in value.items()}
     return value
+
+
+def _is_fixed(size: Any) -> bool:
+    return isinstance(size, int) or bool(size.node.expr.is_Integer)
 
 
 def _named(

@@ -46,11 +46,12 @@ class Interpreter:
 
     def __init__(self, program: Program, *, constants: Mapping[str, np.ndarray[Any, Any]]) -> None:
         self.program = program
-        self.constants = dict(constants)
+        with jax.ensure_compile_time_eval():  # real arrays, even where the module is made inside a transformation
+            self.constants = {name: jnp.asarray(value) for name, value in constants.items()}
         digest = hashlib.sha256(program_text(program).encode())
         for name in sorted(self.constants):
             digest.update(name.encode())
-            digest.update(np.ascontiguousarray(self.constants[name]).tobytes())
+            digest.update(np.ascontiguousarray(constants[name]).tobytes())
         self.digest = digest.hexdigest()
         self._released = {id(graph): _released(graph) for graph in (program.graph, *program.graphs.values())}
         taps: dict[str, list[str]] = {}

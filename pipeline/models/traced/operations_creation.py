@@ -119,6 +119,16 @@ def triu_indices(rows: int, columns: int, offset: int = 0, dtype: Any = None, **
     return jnp.asarray(np.stack(np.triu_indices(rows, offset, columns)), dtype or jnp.int32)
 
 
+def fftfreq(count: int, spacing: float = 1.0, dtype: Any = None, **_: Any) -> jax.Array:
+    """Frequencies of a Fourier transform."""
+    return jnp.asarray(np.fft.fftfreq(count, spacing), DEFAULT_FLOAT if dtype is None else dtype)
+
+
+def rfftfreq(count: int, spacing: float = 1.0, dtype: Any = None, **_: Any) -> jax.Array:
+    """Frequencies of the transform of real numbers."""
+    return jnp.asarray(np.fft.rfftfreq(count, spacing), DEFAULT_FLOAT if dtype is None else dtype)
+
+
 def window(values: Callable[[Any], Any]) -> Callable[..., jax.Array]:
     """A window of `length` samples, periodic unless told otherwise."""
 
@@ -158,6 +168,8 @@ CREATION: Mapping[str, Callable[..., Any]] = {
     "aten.scalar_tensor.default": scalar_tensor,
     "aten.tril_indices.default": tril_indices,
     "aten.triu_indices.default": triu_indices,
+    "aten.fft_fftfreq.default": fftfreq,
+    "aten.fft_rfftfreq.default": rfftfreq,
     "aten.hann_window.default": window(lambda angle: 0.5 - 0.5 * np.cos(angle)),
     "aten.hann_window.periodic": window(lambda angle: 0.5 - 0.5 * np.cos(angle)),
     "aten.hamming_window.default": window(lambda angle: 0.54 - 0.46 * np.cos(angle)),

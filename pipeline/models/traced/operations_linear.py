@@ -92,16 +92,17 @@ def solve_triangular(
 
 def solve_ex(matrix: jax.Array, y: jax.Array, *, left: bool = True, **_: Any) -> tuple[jax.Array, jax.Array]:
     """The solution and torch's error codes (zeros)."""
-    # x A = y is A' x' = y'.
-    x = solve(matrix, y) if left else solve(matrix.mT, y.mT).mT
-    return x, jnp.zeros(matrix.shape[:-2], jnp.int32)
+    return solve(matrix, y, left=left), jnp.zeros(matrix.shape[:-2], jnp.int32)
 
 
-def solve(matrix: jax.Array, y: jax.Array) -> jax.Array:
-    """The x of `matrix @ x = y`; y may be one vector a matrix."""
-    if y.ndim == matrix.ndim - 1:
+def solve(matrix: jax.Array, y: jax.Array, *, left: bool = True) -> jax.Array:
+    """The x of `matrix @ x = y` (or `x @ matrix = y`); y may be one vector a matrix."""
+    if not left:
+        return solve(matrix.mT, y.mT).mT  # x A = y is A' x' = y'
+    if y.ndim == 1 or y.shape == matrix.shape[:-1]:
         return jnp.linalg.solve(matrix, y[..., None])[..., 0]
-    return jnp.linalg.solve(matrix, y)
+    lead = jnp.broadcast_shapes(matrix.shape[:-2], y.shape[:-2])
+    return jnp.linalg.solve(*(jnp.broadcast_to(part, (*lead, *part.shape[-2:])) for part in (matrix, y)))
 
 
 def inv_ex(x: jax.Array, **_: Any) -> tuple[jax.Array, jax.Array]:
@@ -138,6 +139,9 @@ def eigh(x: jax.Array, uplo: str = "L", compute_v: bool = True) -> tuple[jax.Arr
 
 def svd(x: jax.Array, full_matrices: bool = True, compute_uv: bool = True, **_: Any) -> tuple[jax.Array, ...]:
     """Singular vectors, values, and vectors."""
+    if not compute_uv:  # through the thin factors, which have a gradient
+        empty = jnp.zeros((0,), x.dtype)
+        return empty, jnp.linalg.svd(x, full_matrices=False)[1], empty
     u, s, vh = jnp.linalg.svd(x, full_matrices=full_matrices)
     return u, s, vh
 
@@ -151,6 +155,15 @@ def qr(x: jax.Array, mode: str = "reduced") -> tuple[jax.Array, jax.Array]:
 def matrix_power(x: jax.Array, exponent: int) -> jax.Array:
     """The matrix multiplied by itself."""
     return jnp.linalg.matrix_power(x, exponent)
+
+
+def pinv(x: jax.Array, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> jax.Array:
+    """The pseudo-inverse; singular values up to `rtol` of the largest (or `atol`) count as zero."""
+    if rtol is None:
+        rtol = max(x.shape[-2:]) * float(jnp.finfo(x.dtype).eps)
+    if atol is not None:
+        rtol = jnp.maximum(rtol, atol / jnp.max(jnp.linalg.svdvals(x), axis=-1))
+    return jnp.linalg.pinv(x, rtol=rtol, hermitian=hermitian)
 
 
 def cdist(x: jax.Array, y: jax.Array, order: float = 2.0, _mode: Any = None) -> jax.Array:
@@ -209,7 +222,9 @@ LINEAR: Mapping[str, Callable[..., Any]] = {
     "aten._linalg_svd.default": svd,
     "aten.linalg_qr.default": qr,
     "aten.linalg_matrix_power.default": matrix_power,
-    "aten.linalg_pinv.default": jnp.linalg.pinv,
+    "aten.linalg_pinv.atol_rtol_tensor": pinv,
+    "aten.linalg_pinv.atol_rtol_float": pinv,
+    "aten.linalg_matrix_exp.default": jax.scipy.linalg.expm,
     "aten.cdist.default": cdist,
     "aten._cdist_forward.default": cdist,
     "aten._euclidean_dist.default": cdist,

@@ -210,6 +210,11 @@ def convert(x: Any, dtype: Any) -> jax.Array:
     return x.astype(dtype)
 
 
+def copy(x: jax.Array, source: jax.Array, _non_blocking: bool = False) -> jax.Array:
+    """`source` in the shape and dtype of `x`."""
+    return jnp.broadcast_to(convert(source, x.dtype), x.shape)
+
+
 def detach(x: jax.Array) -> jax.Array:
     """No gradient passes."""
     return jax.lax.stop_gradient(x)
@@ -341,6 +346,7 @@ POINTWISE: Mapping[str, Operation] = {
     **_overloads("heaviside", heaviside, "default"),
     **_overloads("_to_copy", to_copy, "default"),
     **_overloads("to", to_dtype, "dtype", "dtype_layout"),
+    **_overloads("copy", copy, "default"),
     **_overloads("type_as", type_as, "default"),
     **_overloads("detach", detach, "default"),
     "prims.convert_element_type.default": convert,

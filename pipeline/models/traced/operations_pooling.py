@@ -77,9 +77,26 @@ def _max_pool(num_dims: int) -> Callable[..., jax.Array]:
         ceil_mode: bool = False,
     ) -> jax.Array:
         window = _window(x.shape, kernel, stride, padding, dilation, ceil_mode=ceil_mode, num_dims=num_dims)
+        if any(step > 1 for step in window[3]):
+            return _dilated_max(x, window, num_dims)
         return _reduced(x, _lowest(x.dtype), jax.lax.max, window, num_dims)
 
     return pool
+
+
+def _dilated_max(x: jax.Array, window: tuple[Any, Any, list[tuple[int, int]], Any], num_dims: int) -> jax.Array:
+    """As a maximum over shifted cuts: XLA has no gradient for a dilated window."""
+    kernels, strides, pads, dilations = window
+    lead = x.ndim - num_dims
+    padded = jax.lax.pad(x, _lowest(x.dtype), [(0, 0, 0)] * lead + [(low, max(high, 0), 0) for low, high in pads])
+    area = padded.shape[lead:]
+    counts = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(area, kernels, strides, dilations, strict=True)]
+    cuts = []
+    for at in np.ndindex(*kernels):
+        starts = [number * step for number, step in zip(at, dilations, strict=True)]
+        index = [slice(a, a + (c - 1) * s + 1, s) for a, c, s in zip(starts, counts, strides, strict=True)]
+        cuts.append(padded[(..., *index)])
+    return jnp.max(jnp.stack(cuts), axis=0)
 
 
 def _max_pool_with_indices(num_dims: int) -> Callable[..., tuple[jax.Array, jax.Array]]:
