@@ -86,7 +86,7 @@ def export_module(
     Raises:
         ConversionError: it refuses the module; its own words are in the message.
     """
-    shapes = _dynamic_shapes(module, args=args, kwargs=kwargs, dynamic=dynamic)
+    shapes = _dynamic_shapes(module, args=args, kwargs=kwargs, dynamic=dynamic) if dynamic else None
     complaints = []
     for strict in (False, True):
         try:

@@ -1,8 +1,8 @@
 """Recurrent layers as one operation each, so that the length of a sequence stays open.
 
 Owns torch operators that stand for `lstm`, `gru` and the plain networks during export. Knows nothing of programs. The
-one decision: torch's own would be unrolled step by step while their shapes are worked out, which fixes the length; these
-only say what shape comes out, and the program runs them as scans.
+one decision: torch's own would be unrolled step by step while their shapes are worked out, which fixes the length;
+these only say what shape comes out, and the program runs them as scans.
 """
 
 from collections.abc import Callable, Iterator, Sequence
