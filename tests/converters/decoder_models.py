@@ -8,6 +8,7 @@ import torch
 import transformers
 
 VOCABULARY = 101
+NUM_LAYERS = 2
 LENGTH = 29
 """Longer than every window, than half a dozen of them, and than the original length of every scaling."""
 # Heads differ in number from key-value heads, the head size is no power of two, nothing is square but q and o.
@@ -15,7 +16,7 @@ SHAPE = {
     "vocab_size": VOCABULARY,
     "hidden_size": 48,
     "intermediate_size": 72,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": NUM_LAYERS,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
@@ -27,7 +28,7 @@ WIDE_HEADS = {**SHAPE, "head_dim": 10}
 GPT2 = {
     "vocab_size": VOCABULARY,
     "n_embd": 48,
-    "n_layer": 3,
+    "n_layer": NUM_LAYERS,
     "n_head": 8,
     "n_positions": 64,
     "bos_token_id": None,
@@ -54,26 +55,19 @@ GEMMA3_ROPE = {
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {**WIDE_HEADS, "tie_word_embeddings": True, **rope("default")}),
     "llama-biased": ("LlamaForCausalLM", {**SHAPE, "attention_bias": True, "mlp_bias": True, **rope("default")}),
-    "llama-linear": ("LlamaForCausalLM", {**SHAPE, **rope("linear", factor=3.0)}),
     "llama-dynamic": (
         "LlamaForCausalLM",
         {**SHAPE, "max_position_embeddings": 16, **rope("dynamic", factor=3.0)},
     ),
     "llama-llama3": ("LlamaForCausalLM", {**SHAPE, **rope("llama3", **LLAMA3)}),
     "llama-yarn": ("LlamaForCausalLM", {**SHAPE, **rope("yarn", **YARN)}),
-    "llama-yarn-mscale": (
-        "LlamaForCausalLM",
-        {**SHAPE, **rope("yarn", **YARN, mscale=0.7, mscale_all_dim=0.4, truncate=False)},
-    ),
     "mistral": ("MistralForCausalLM", {**WIDE_HEADS, "sliding_window": 5}),
-    "mistral-full": ("MistralForCausalLM", {**SHAPE, "sliding_window": None}),
     "qwen2": ("Qwen2ForCausalLM", {**SHAPE, "tie_word_embeddings": True, **rope("default")}),
     "qwen2-windows": (
         "Qwen2ForCausalLM",
         {**SHAPE, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     ),
-    "qwen3": ("Qwen3ForCausalLM", {**WIDE_HEADS, **rope("default")}),
-    "qwen3-biased": ("Qwen3ForCausalLM", {**WIDE_HEADS, "attention_bias": True}),
+    "qwen3": ("Qwen3ForCausalLM", {**WIDE_HEADS, "attention_bias": True, **rope("default")}),
     "gemma2": (
         "Gemma2ForCausalLM",
         {
@@ -90,7 +84,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             **WIDE_HEADS,
             "sliding_window": 5,
             "query_pre_attn_scalar": 7,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "layer_types": ["sliding_attention", "full_attention"],
             "rope_parameters": GEMMA3_ROPE,
             "final_logit_softcapping": 4.0,
         },
