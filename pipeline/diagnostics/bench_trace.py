@@ -23,6 +23,7 @@ from pipeline.diagnostics.trace_page import details, write_page
 from pipeline.diagnostics.trace_speed import speed_row
 from pipeline.diagnostics.trace_trial import Ended, Trial, run_trial
 from pipeline.diagnostics.trace_zoo import ZooEntry, zoo
+from pipeline.errors import UsageError
 
 BAR = 0.80
 """Share of the models that `torch.export` accepts whose outputs must equal torch's."""
@@ -56,17 +57,27 @@ def run(
         rounds: of the comparison with a family's forward pass.
         only: comma-separated patterns of names or groups; all models where it is empty.
         jobs: processes at a time.
-        update_docs: write `docs/trace-coverage.md`; only after a run over all models.
-        work: where results are kept while the run lasts; a run that was interrupted goes on from there.
+        update_docs: write `docs/trace-coverage.md`; with `only`, the rows of all other models stay as last measured.
+        work: where results are kept; a run that was interrupted goes on from there.
         notice: told of each result.
+
+    Raises:
+        UsageError: no model matches `only`, or the page is asked for and some models were never measured.
     """
     entries = tuple(zoo(only=only))
-    kept = (work or Path.cwd() / ".pipeline" / "bench-trace") / _digest()
+    if not entries:
+        raise UsageError(f"no model is called {only!r}", hint="docs/trace-coverage.md has all names")
+    directory = work or Path.cwd() / ".pipeline" / "bench-trace"
+    kept = directory / f"run-{_digest(entries)}"
     kept.mkdir(parents=True, exist_ok=True)
     trials = run_all(entries, kept=kept, jobs=jobs, notice=notice or (lambda _: None))
-    if update_docs and not only:
-        write_page(PAGE, trials, bar=BAR, limit_seconds=LIMIT_SECONDS)
+    latest = directory / "latest"
+    latest.mkdir(exist_ok=True)
+    for trial in trials:
+        trial.write(latest / _file_name(trial.name))
     shutil.rmtree(kept)
+    if update_docs:
+        write_page(PAGE, _all_of(latest), bar=BAR, limit_seconds=LIMIT_SECONDS)
     accepted = sum(trial.exported for trial in trials)
     share = BenchRow(
         name=f"models equal to torch, of {len(trials)}",
@@ -159,10 +170,31 @@ def _is_known(record: Path) -> bool:
     return record.is_file() and Trial.read(record).finished
 
 
-def _digest() -> str:
-    """Of everything that a result depends on: a run that goes on must not mix two states of the code."""
+def _file_name(name: str) -> str:
+    return name.replace(":", "--") + ".json"
+
+
+def _all_of(latest: Path) -> list[Trial]:
+    """The latest result of every model.
+
+    Raises:
+        UsageError: there are models without one.
+    """
+    entries = tuple(zoo())
+    missing = [entry.name for entry in entries if not (latest / _file_name(entry.name)).is_file()]
+    if missing:
+        raise UsageError(
+            f"{len(missing)} models were never measured here: {', '.join(missing[:5])}, ...",
+            hint="run the bench without --only first",
+        )
+    return [Trial.read(latest / _file_name(entry.name)) for entry in entries]
+
+
+def _digest(entries: Sequence[ZooEntry]) -> str:
+    """Of everything that results depend on: a run that goes on must not mix two states of the code."""
     root = Path(__file__).resolve().parents[2]
-    hashed = hashlib.sha256("".join(importlib.metadata.version(name) for name in _VERSIONS).encode())
+    versions = [importlib.metadata.version(name) for name in _VERSIONS]
+    hashed = hashlib.sha256(repr((versions, entries)).encode())
     for path in sorted(path for source in _SOURCES for path in (root / source).rglob("*.py")):
         hashed.update(path.read_bytes())
     return hashed.hexdigest()[:12]

@@ -20,7 +20,7 @@ sizes where it refuses. The graph becomes a Flax module, which is jitted and giv
 a graph with open rows is compared at another number of rows than it was exported with. *Difference* is the largest over
 all outputs of `max |Flax - torch| / max |torch|`; integer outputs must be the same. A model passes at {tolerance:.0e}.
 A process that takes more than {limit:.0f} s is ended. *Stopped by* is where a model stopped, in the words of whoever
-refused it.
+refused it. Seconds are of one process on a machine that others used as well.
 """
 
 

@@ -161,10 +161,8 @@ def export(model: ZooModel) -> tuple[ExportedProgram, bool]:
     Raises:
         ConversionError: `torch.export` refuses the model even with fixed sizes.
     """
-    rows = _num_rows(model.inputs)
-    dynamic = {name: {0: BATCH} for name, value in model.inputs.items() if _is_by_row(value, rows)}
     try:
-        exported = export_module(model.module, args=(), kwargs=model.inputs, dynamic=dynamic)
+        exported = export_module(model.module, args=(), kwargs=model.inputs, dynamic=_open_rows(model.inputs))
     except ConversionError:
         return export_module(model.module, args=(), kwargs=model.inputs, dynamic={}), False
     return exported, bool(exported.range_constraints)
@@ -181,8 +179,7 @@ def convert(model: ZooModel, exported: ExportedProgram) -> nnx.Module:
     if unsupported:
         shown = ", ".join(sorted(unsupported, key=lambda name: (-unsupported[name], name)))
         raise _Stopped(Ended.UNSUPPORTED, shown, unsupported)
-    rows = _num_rows(model.inputs)
-    dynamic = {name: {0: BATCH} for name, value in model.inputs.items() if _is_by_row(value, rows)}
+    dynamic = _open_rows(model.inputs)
     program, constants = program_of(lowered, module=model.module, dynamic=dynamic, high={}, names=frozenset())
     described = TracedModel(program=program, constants=constants)
     state = model.module.state_dict()
@@ -197,10 +194,8 @@ def compare(model: ZooModel, traced: nnx.Module, *, fewer_rows: bool) -> float:
         traced: what was made of it.
         fewer_rows: compare at one row less than the model was exported with.
     """
-    inputs = dict(model.inputs)
-    if fewer_rows:
-        rows = _num_rows(inputs)
-        inputs = {name: value[:-1] if _is_by_row(value, rows) else value for name, value in inputs.items()}
+    opened = _open_rows(model.inputs) if fewer_rows else {}
+    inputs = {name: value[:-1] if name in opened else value for name, value in model.inputs.items()}
     with torch.no_grad():
         reference = dict(leaves(model.module(**inputs)))
     graph, state = nnx.split(traced)
@@ -243,11 +238,8 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _num_rows(inputs: Mapping[str, Any]) -> int:
-    return max(
-        (value.shape[0] for value in inputs.values() if isinstance(value, torch.Tensor) and value.ndim), default=0
-    )
-
-
-def _is_by_row(value: Any, rows: int) -> bool:
-    return isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape[0] == rows
+def _open_rows(inputs: Mapping[str, Any]) -> dict[str, dict[int, str]]:
+    """The sizes that export shall leave open: the rows, where all inputs have equally many."""
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    sizes = {value.shape[0] if value.ndim else 0 for value in tensors.values()}
+    return {name: {0: BATCH} for name in tensors} if len(sizes) == 1 and sizes != {0} else {}

@@ -125,12 +125,12 @@ class Shrink:
         self.guess = guess
         self.widths = widths
 
-    def config(self, config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
-        """A small config of the class."""
+    def config(self, config_class: type[PreTrainedConfig], **fields: Any) -> PreTrainedConfig:
+        """A small config of the class, with these fields as they are."""
         model_type = config_class.model_type
         sub_configs = {name: CONFIG_MAPPING[kind]() for name, kind in REQUIRED_SUB_CONFIGS.get(model_type, {}).items()}
         default = config_class(**sub_configs)
-        config = config_class(**self._arguments(default))
+        config = config_class(**{**self._arguments(default), **fields})
         for part in parts(config):
             fit_rope_sections(part)
         spread_token_ids(config)

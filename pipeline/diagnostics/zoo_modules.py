@@ -365,7 +365,7 @@ PLAIN: Mapping[str, Build] = {
     "factorization-machine": lambda: (FactorizationMachine(), {"items": _tokens(6)}),
     "graph-convolution": lambda: (
         GraphConvolution(),
-        {"nodes": torch.randn(6, 8), "edges": torch.randint(0, 6, (2, 11))},
+        {"nodes": torch.randn(6, 8), "edges": torch.randint(0, 5, (2, 11))},
     ),
     "fourier-layer": lambda: (Spectral(), {"x": torch.randn(BATCH, 14)}),
     "norms": lambda: one(

@@ -39,24 +39,38 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "detr": _WITHOUT_TIMM,
     "donut-swin": _SWIN,
     "dpt": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3], "neck_hidden_sizes": [16, 24, 32, 40]},
+    "d_fine": {"encoder_in_channels": [48, 64, 80], "decoder_in_channels": [64, 64, 64]},
+    "deimv2": {"encoder_in_channels": [48, 64, 80], "decoder_in_channels": [64, 64, 64]},
     "esm": {"vocab_size": 101, "mask_token_id": 32, "pad_token_id": 1},
     "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16},
     "gemma3n_text": {"intermediate_size": 48, "activation_sparsity_pattern": [0.5, 0.0], "num_kv_shared_layers": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
+    "hgnet_v2": {
+        "stem_channels": [3, 16, 16],
+        "stage_in_channels": [16, 32, 48, 64],
+        "stage_mid_channels": [16, 16, 16, 16],
+        "stage_out_channels": [32, 48, 64, 80],
+    },
     "hunyuan_v1_dense": _SMALL_HEADS,
     "hunyuan_v1_moe": _SMALL_HEADS,
     "hunyuan_vl_text": _SMALL_HEADS,
+    "led": {"attention_window": [4, 4]},
+    "llama4": {"vision_config": {"intermediate_size": 256}},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "levit": {"image_size": 64, "patch_size": 16},
     "mamba2": {"head_dim": 32},
     "maskformer-swin": _SWIN,
     "ministral": _SMALL_HEADS,
-    "nemotron": _SMALL_HEADS,
+    "nemotron": {**_SMALL_HEADS, "num_key_value_heads": 2},
+    "pix2struct": {"vision_config": {"patch_size": 16}},
+    "rt_detr_resnet": {"embedding_size": 16, "hidden_sizes": [16, 32, 64, 128], "layer_type": "basic"},
     "rt_detr": {"encoder_in_channels": [32, 64, 128]},
     "rt_detr_v2": {"encoder_in_channels": [32, 64, 128]},
     "swin": _SWIN,
     "swinv2": _SWIN,
     "table-transformer": _WITHOUT_TIMM,
+    "xmod": {"languages": ["en_XX", "de_DE"], "default_language": "en_XX"},
+    "sam2_hiera_det_model": {"hidden_size": 96},
     "zamba": {"num_hidden_layers": 8},
     "zamba2": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
 }
@@ -69,6 +83,9 @@ REQUIRED_SUB_CONFIGS: Mapping[str, Mapping[str, str]] = {
     "vision-text-dual-encoder": {"vision_config": "vit", "text_config": "bert"},
 }
 """Model type -> sub-configs it cannot be made without."""
+
+HEAD_OVERRIDES: Mapping[str, Mapping[str, Any]] = {"llama:LlamaForSequenceClassification": {"pad_token_id": 0}}
+"""Name of a model with a head -> fields of its config that only the head needs."""
 
 HEADS: Mapping[str, tuple[str, ...]] = {
     "llama": ("LlamaForCausalLM", "LlamaForSequenceClassification"),
@@ -93,7 +110,8 @@ HEADS: Mapping[str, tuple[str, ...]] = {
     "detr": ("DetrForObjectDetection",),
     "yolos": ("YolosForObjectDetection",),
     "mobilevit": ("MobileViTForSemanticSegmentation",),
-    "clip": ("CLIPTextModelWithProjection", "CLIPVisionModelWithProjection"),
+    "clip_text_model": ("CLIPTextModelWithProjection",),
+    "clip_vision_model": ("CLIPVisionModelWithProjection",),
     "blip": ("BlipForConditionalGeneration",),
     "mixtral": ("MixtralForCausalLM",),
     "mamba": ("MambaForCausalLM",),

@@ -15,7 +15,7 @@ from transformers.models.auto import modeling_auto
 from pipeline.diagnostics.trace_zoo import BuildError, ZooModel
 from pipeline.diagnostics.zoo_configs import LEVELS, Shrink
 from pipeline.diagnostics.zoo_inputs import Inputs, candidates, place_tokens
-from pipeline.diagnostics.zoo_overrides import HEADS
+from pipeline.diagnostics.zoo_overrides import HEAD_OVERRIDES, HEADS
 
 _TABLES = sorted(name for name in dir(modeling_auto) if name.endswith("_MAPPING_NAMES") and name.startswith("MODEL_"))
 _NOISE = 0.05
@@ -67,7 +67,7 @@ def build(name: str) -> ZooModel:
 
 
 def _build(name: str, *, shrink: Shrink) -> ZooModel:
-    config = shrink.config(CONFIG_MAPPING[name.partition(":")[0]])
+    config = shrink.config(CONFIG_MAPPING[name.partition(":")[0]], **HEAD_OVERRIDES.get(name, {}))
     for part in (config, *(value for value in vars(config).values() if isinstance(value, PreTrainedConfig))):
         part.use_cache = False
     chosen = model_class(name, config=config)

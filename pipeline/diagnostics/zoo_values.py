@@ -211,8 +211,12 @@ MAKERS: Mapping[str, tuple[Callable[[Facts], Any], ...]] = {
         lambda f: f.normal(BATCH, 1, SAMPLES),
         lambda f: f.normal(BATCH, f.number("max_length", default=FRAMES), f.mel_bins),
         lambda f: f.tokens(TOKENS),
+        lambda f: f.normal(BATCH, TOKENS, f.width),
     ),
-    "decoder_input_values": (lambda f: f.normal(BATCH, DECODER_TOKENS * 2, f.mel_bins),),
+    "decoder_input_values": (
+        lambda f: f.normal(BATCH, DECODER_TOKENS * 2, f.mel_bins),
+        lambda f: f.normal(BATCH, DECODER_TOKENS * 2, f.width),
+    ),
     "inputs_embeds": (lambda f: f.normal(BATCH, TOKENS, f.width),),
     "query_embeds": (lambda f: f.normal(BATCH, TOKENS, f.width),),
     "encoder_hidden_states": (lambda f: f.normal(BATCH, TOKENS + 2, f.width),),

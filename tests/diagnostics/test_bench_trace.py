@@ -179,7 +179,7 @@ def test_two_models_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (row,) = value["rows"]
     assert (row["peer"], row["ok"], code) == (2.0, row["ratio"] >= 0.8, 0 if row["ok"] else 1)
     assert "[2/2]" in captured.err
-    assert list(tmp_path.rglob("*.json")) == []
+    assert sorted(path.name for path in tmp_path.rglob("*.json")) == ["embedding-bag-max.json", "mlp.json"]
 
 
 @pytest.mark.slow
@@ -202,3 +202,33 @@ def test_a_failing_share_is_below_the_bar(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("pipeline.diagnostics.bench_trace.run_all", lambda *_args, **_options: list(TRIALS))
     (row,) = run(only="mlp", work=tmp_path).rows
     assert (row.ours, row.peer, row.ok) == (1.0, 3.0, False)
+
+
+def test_the_page_is_not_written_while_models_were_never_measured(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("pipeline.diagnostics.bench_trace.run_all", lambda *_args, **_options: list(TRIALS))
+    with pytest.raises(UsageError, match="models were never measured"):
+        run(only="mlp", update_docs=True, work=tmp_path)
+
+
+def test_the_page_renews_the_rows_that_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = tmp_path / "page.md"
+    zoo_of_two = [ZooEntry(name=name, group="g", source="none") for name in "ab"]
+    monkeypatch.setattr("pipeline.diagnostics.bench_trace.PAGE", written)
+    monkeypatch.setattr(
+        "pipeline.diagnostics.bench_trace.zoo", lambda only="": [e for e in zoo_of_two if only in e.name]
+    )
+    ended = iter([Ended.EQUAL, Ended.DIFFERENT, Ended.EQUAL])
+    monkeypatch.setattr(
+        "pipeline.diagnostics.bench_trace.run_all",
+        lambda entries, **_options: [Trial(name=e.name, group="g", ended=next(ended), difference=0.0) for e in entries],
+    )
+    run(only="a", work=tmp_path)
+    run(only="b", update_docs=True, work=tmp_path)
+    assert "| **all** | 2 | 2 | 2 | 2 | 1 | 50.0% |" in written.read_text()
+    run(only="b", update_docs=True, work=tmp_path)
+    assert "| **all** | 2 | 2 | 2 | 2 | 2 | 100.0% |" in written.read_text()
+
+
+def test_a_pattern_that_no_model_matches_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no model is called 'nothing'"):
+        run(only="nothing", work=tmp_path)
