@@ -58,7 +58,7 @@ class FlaxSource(BesideTheWeights):
         conversion, index = self._conversions[name]
         arrays = [self._leaves.read(target.path) for target in conversion.targets]
         made = self._rules[conversion.sources[0].name].inverted().apply(arrays)
-        return np.ascontiguousarray(made[index])
+        return np.asarray(made[index], order="C")
 
     def _headers(self) -> Mapping[str, TensorHeader]:
         headers = {

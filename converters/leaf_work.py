@@ -70,7 +70,7 @@ def _perform(
     except ValueError as error:
         raise ConversionError(f"{', '.join(step.sources)}: {error} (rule {step.rule})") from error
     for index in range(len(arrays)):
-        arrays[index] = np.ascontiguousarray(arrays[index])
+        arrays[index] = np.asarray(arrays[index], order="C")  # `ascontiguousarray` gives a number an axis
     conversions.append(
         Conversion(
             sources=sources,

@@ -51,7 +51,7 @@ class _MalformedError(ValueError):
 def write_program(directory: Path, *, program: Program, constants: Constants) -> None:
     """Write both files into `directory`."""
     (directory / PROGRAM_FILE).write_text(program_text(program), encoding="utf-8")
-    stored = {name: np.ascontiguousarray(value, _stored_dtype(value.dtype)) for name, value in constants.items()}
+    stored = {name: np.asarray(value, _stored_dtype(value.dtype), order="C") for name, value in constants.items()}
     save_file(stored, directory / CONSTANTS_FILE)
 
 
