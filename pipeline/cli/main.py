@@ -200,11 +200,24 @@ def convert(
     format: Annotated[str, typer.Option("--format", help="orbax, safetensors, onnx or stablehlo.")] = "orbax",
     via: Annotated[str, typer.Option("--via", help="auto, family or trace.")] = "auto",
     dtype: Annotated[str, typer.Option("--dtype", help="keep, float32 or bfloat16.")] = "keep",
+    opset: Annotated[int | None, typer.Option("--opset", help="Of ONNX.", show_default=False)] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Of ONNX: also a model with weights in int8.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Plan only: reads headers, writes nothing.")] = False,
     json: Json = False,
 ) -> None:
     """Convert a model: a torch checkpoint to Flax, or a Flax directory to another format."""
-    _call("convert", source=source, to=to, format=format, via=via, dtype=dtype, check=check, as_json=json)
+    _call(
+        "convert",
+        source=source,
+        to=to,
+        format=format,
+        via=via,
+        dtype=dtype,
+        opset=opset,
+        int8=int8,
+        check=check,
+        as_json=json,
+    )
 
 
 @app.command()

@@ -147,6 +147,30 @@ def test_a_plan_says_everything_that_would_be_refused(capsys, checkpoint, tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken"]
 
 
+def test_the_plan_of_the_way_back_is_what_the_record_says(capsys, flax, tmp_path):
+    code, out, _ = said(capsys, "convert", flax, "--format", "safetensors", "--check", "--json")
+    value = json.loads(out)
+    assert code == 0
+    assert (value["format"], value["family"], value["num_tensors"]) == ("flax", "llama", 20)
+    assert value["num_target_bytes"] == value["num_source_bytes"] == 149_376
+
+
+def test_a_flax_directory_goes_back_to_the_same_checkpoint(capsys, checkpoint, flax, tmp_path):
+    code, out, _ = said(capsys, "convert", flax, "--to", tmp_path / "back", "--format", "safetensors")
+    assert code == 0
+    assert "model.safetensors" in out
+    assert ended("diff", checkpoint, tmp_path / "back") == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["back"]
+
+
+def test_stablehlo_says_which_sizes_may_vary(capsys, flax, tmp_path):
+    code, out, _ = said(capsys, "convert", flax, "--to", tmp_path / "hlo", "--format", "stablehlo", "--json")
+    value = json.loads(out)
+    assert code == 0
+    assert value["inputs"]["input_ids"] == {"shape": ["batch", "sequence"], "dtype": "int32"}
+    assert "model.stablehlo" in value["files"]
+
+
 def test_parity_prints_each_layer_and_writes_a_page(capsys, checkpoint, flax, tmp_path):
     code, out, _ = said(capsys, "parity", checkpoint, flax, "--continued-tokens", 4, "--report", tmp_path / "report")
     assert code == 0
@@ -219,7 +243,12 @@ def test_diff_shows_each_difference_in_a_table_and_ends_with_1(capsys, checkpoin
         (["convert", "TMP/llama", "--to", "TMP/x", "--format", "orbx"], "did you mean 'orbax'?"),
         (["convert", "TMP/llama", "--to", "TMP/x", "--via", "traced"], "allowed: auto, family, trace"),
         (["convert", "TMP/llama", "--to", "TMP/x", "--dtype", "fp8"], "allowed: keep, float32, bfloat16"),
-        (["convert", "TMP/flax", "--to", "TMP/x"], "is a Flax model directory already"),
+        (["convert", "TMP/flax", "--to", "TMP/x"], "allowed formats for it: safetensors, onnx, stablehlo"),
+        (
+            ["convert", "TMP/flax", "--to", "TMP/x", "--format", "safetensors", "--via", "trace"],
+            "--via trace chooses the road to Flax",
+        ),
+        (["convert", "TMP/llama", "--to", "TMP/x", "--int8"], "--opset and --int8 belong to --format onnx"),
         (["diff", "TMP/llama", "TMP/absent"], "absent: no such file or directory"),
         (["diff", "TMP/llama", "TMP/llama/config.json"], "not a file that a reader knows"),
         (["parity", "TMP/llama", "TMP/llama"], "not a Flax model directory; one has params/"),
