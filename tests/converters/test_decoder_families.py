@@ -19,7 +19,7 @@ from converters.manifest import ConversionManifest
 from converters.rules import render
 from pipeline.errors import ParameterError
 from pipeline.models.checkpoint import build_model, load_model, read_parameters
-from pipeline.models.decoders.model import empty_cache
+from pipeline.models.decoders.model import empty_cache, fuse_projections
 from pipeline.models.decoders.readers import READERS
 from pipeline.models.family import FamilyModel
 from pipeline.models.registry import describe
@@ -136,7 +136,7 @@ def test_every_family_with_a_decoder_has_a_case():
 @pytest.mark.parametrize("case", [*FAMILIES, "llama-dynamic", "qwen2-windows", "phi3-longrope"])
 def test_cached_steps_and_greedy_continuation_equal_transformers(case, converted):
     reference, _, flax = converted(case)
-    model = load_model(flax, dtype=None)
+    model = fuse_projections(load_model(flax, dtype=None), materialize_head=True)  # as it is served
     positions = min(model.config.longest_context, LENGTH)
     num_prompt = max(positions - GREEDY_TOKENS, CHUNK + 1)
     rows = torch.from_numpy(tokens_of(length=num_prompt, seed=3)).long()

@@ -1,0 +1,68 @@
+"""Families with windows, softcaps, learned positions or experts go through the same engine."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from pipeline.models.decoders.model import Decoder
+from pipeline.models.decoders.readers import read_decoder
+from pipeline.serving.buckets import Buckets
+from pipeline.serving.executor import ModelExecutor
+from pipeline.serving.request import Sampling
+from pipeline.serving.scheduler import Decode, DecodeRow, Limits, Prefill
+
+SIZES = {
+    "vocab_size": 101,
+    "hidden_size": 40,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "initializer_range": 0.3,
+}
+FAMILIES = {
+    "gemma3_text": {
+        **SIZES,
+        "head_dim": 6,
+        "sliding_window": 5,
+        "sliding_window_pattern": 2,
+        "tie_word_embeddings": False,
+    },
+    "gpt2": {**SIZES, "n_embd": 40, "n_layer": 2, "n_head": 4, "n_positions": 32},
+    "mixtral": {**SIZES, "num_local_experts": 5, "sliding_window": 7},
+}
+LIMITS = Limits(slots=1, context=32, chunk_tokens=8, decode_steps=4)
+PROMPT = tuple(range(3, 17))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prefill_in_chunks_and_decode_give_the_tokens_of_the_plain_model(family):
+    config = read_decoder({"model_type": family, **FAMILIES[family]})
+    model = nnx.jit(lambda: Decoder(config, rngs=nnx.Rngs(1)))()
+    plain = nnx.clone(model)
+    buckets = Buckets.for_limits(slots=1, context=32, chunk_tokens=8)
+    executor = ModelExecutor(model, limits=LIMITS, buckets=buckets, device=jax.devices("cpu")[0], dtype="float32")
+    executor.warm_up()
+    greedy = Sampling(max_tokens=9, temperature=0.0)
+    for start in (0, 8):
+        chunk = PROMPT[start : start + 8]
+        step = Prefill(
+            request_id="a",
+            slot=0,
+            tokens=chunk,
+            start=start,
+            is_last=start == 8,
+            padded_to=8,
+            attention_length=32,
+        )
+        token = executor.prefill(step, sampling=greedy)
+    tokens = [*PROMPT, token]
+    for _ in range(2):
+        row = DecodeRow(request_id="a", slot=0, token=tokens[-1], position=len(tokens) - 1, budget=4)
+        tokens += executor.decode(Decode(rows=(row,), steps=4, padded_to=1, attention_length=32), sampling=[greedy])[0]
+    logits = nnx.jit(lambda model, tokens: model(tokens))(plain, np.asarray([tokens], np.int32))
+    expected = np.argmax(logits[0], axis=-1)[len(PROMPT) - 1 : -1]
+    assert tokens[len(PROMPT) :] == expected.tolist()
+    assert len(set(tokens[len(PROMPT) :])) > 2  # the same token over and over would prove little
