@@ -17,6 +17,7 @@ from pipeline.models.decoders.readers import read_decoder
 BLOCKS = (("model.embed_tokens", "embed_tokens"), ("model.layers.{layer}", OURS), ("model.norm", "norm"))
 PREFIX = "model."
 LAYER = PREFIX + OURS
+HEAD = "lm_head.weight"
 _EMBEDDING = PREFIX + "embed_tokens.weight"
 
 
@@ -36,7 +37,7 @@ def finished(config: DecoderConfig, *, rules: list[Rule], **layout: Any) -> Fami
         config,
         rules=rules,
         embedding=_EMBEDDING,
-        head="lm_head.weight",
+        head=HEAD,
         blocks=BLOCKS,
         ignored=(f"{PREFIX}rotary_emb.inv_freq", f"{LAYER}.self_attn.rotary_emb.inv_freq"),
         hints={

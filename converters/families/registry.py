@@ -8,7 +8,21 @@ config says, such as a prefix or whether experts lie apart or stacked.
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from converters.families import gpt2, gpt_neox, llama, mixtures, phi3
+from converters.families import (
+    bert,
+    clip,
+    convnext,
+    gemma3,
+    gpt2,
+    gpt_neox,
+    llama,
+    mixtures,
+    phi3,
+    resnet,
+    t5,
+    vit,
+    whisper,
+)
 from converters.families.table import FamilyTable
 from pipeline.errors import ConversionError, nearest_name
 
@@ -18,9 +32,17 @@ TableMaker = Callable[[Mapping[str, Any], Collection[str]], FamilyTable]
 TABLES: Mapping[str, TableMaker] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2"), llama.table),
     **dict.fromkeys(("mixtral", "qwen3_moe"), mixtures.table),
+    "gemma3": gemma3.table,
     "phi3": phi3.table,
     "gpt2": gpt2.table,
     "gpt_neox": gpt_neox.table,
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta"), bert.table),
+    "t5": t5.table,
+    "whisper": whisper.table,
+    "vit": vit.table,
+    "clip": clip.table,
+    "resnet": resnet.table,
+    "convnext": convnext.table,
 }
 
 

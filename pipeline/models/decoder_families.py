@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.models.decoders.config import DecoderConfig
 from pipeline.models.decoders.model import Decoder
-from pipeline.models.decoders.readers import READERS, read_decoder
+from pipeline.models.decoders.readers import OUTER, READERS, read_decoder
 from pipeline.models.description import Arrays, ModelKind
 from pipeline.models.family import Family
 
@@ -50,5 +50,5 @@ DECODERS: Mapping[str, Family] = {
         example_inputs=_tokens,
         forward=_forward,
     )
-    for model_type in READERS
+    for model_type in (*READERS, *OUTER)
 }

@@ -56,7 +56,14 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "final_logit_softcapping": 30.0,
         "attn_logit_softcapping": 50.0,
     },
-    "gemma3_text": {**_GEMMA, "max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 10000.0},
+    "gemma3_text": {
+        **_GEMMA,
+        "vocab_size": 262208,  # published configs leave out what the class has
+        "num_attention_heads": 8,
+        "max_position_embeddings": 131072,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 10000.0,
+    },
     "phi3": {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
     "gpt2": {
         "max_position_embeddings": 1024,
@@ -76,6 +83,9 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "olmo2": {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
 }
 """Of the config classes of transformers 5; a key without a default there has none here."""
+
+OUTER: Mapping[str, str] = {"gemma3": "gemma3_text"}
+"""`model_type` of a model around a language model, with that of the language model."""
 
 _RENAMES: Mapping[str, Mapping[str, str]] = {
     "gpt2": {
@@ -97,6 +107,10 @@ _RENAMES: Mapping[str, Mapping[str, str]] = {
 }
 
 
+_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
+"""How transformers' classes end whose outputs are logits of the next token."""
+
+
 def read_decoder(config: Mapping[str, Any]) -> DecoderConfig:
     """The decoder that a transformers config describes.
 
@@ -104,6 +118,7 @@ def read_decoder(config: Mapping[str, Any]) -> DecoderConfig:
         ParameterError: the family is no decoder, a size is missing, or the config asks for something the module does
             not compute; all complaints at once.
     """
+    config = text_config(config)
     family = str(config.get("model_type", ""))
     read = READERS.get(family)
     if read is None:
@@ -113,9 +128,36 @@ def read_decoder(config: Mapping[str, Any]) -> DecoderConfig:
             + (f"; did you mean {guess!r}?" if guess else "")
         )
     reading = ConfigReading(config, defaults={**_EVERYWHERE, **DEFAULTS[family]}, renames=_RENAMES.get(family))
+    named = [str(name) for name in config.get("architectures") or ()]
+    if named and not named[0].endswith(_LANGUAGE_MODELS):
+        reading.complaints.append(
+            f"architectures names {named[0]}; the module gives the logits of a language model and has no other head"
+        )
     made = read(reading, family)
     reading.raise_complaints()
     return made
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of the language model: that inside a Gemma 3 that also sees images, else `config` itself.
+
+    Raises:
+        ParameterError: the two configs contradict each other.
+    """
+    if config.get("model_type") not in OUTER:
+        return config
+    inner = {"model_type": OUTER[config["model_type"]], **(config.get("text_config") or {})}
+    if inner.get("final_logit_softcapping"):
+        raise ParameterError(
+            "model config: final_logit_softcapping is set in text_config; transformers applies it to the language "
+            "model on its own and not inside the model that sees images"
+        )
+    outside = config.get("tie_word_embeddings", inner.get("tie_word_embeddings"))
+    if outside is None:
+        return inner
+    if bool(inner.get("tie_word_embeddings", outside)) != bool(outside):
+        raise ParameterError("model config: tie_word_embeddings of text_config contradicts the one outside")
+    return {**inner, "tie_word_embeddings": outside}
 
 
 def _like_llama(reading: ConfigReading, family: str, **choices: Any) -> DecoderConfig:
