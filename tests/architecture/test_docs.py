@@ -8,7 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
+import converters
 from pipeline.cli.main import VERBS
 from pipeline.cli.observers import make_observer
 from pipeline.execution.driver import RunOptions, run_flow
@@ -58,9 +60,10 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_the_page_of_stage_kinds_is_current() -> None:
+@pytest.mark.parametrize("name", ["stages.md", "families.md"])
+def test_generated_pages_are_current(name: str) -> None:
     generator = load_generator()
-    assert generator.PAGE.read_text(encoding="utf-8") == generator.page(), "run `python docs/generate.py`"
+    assert (PROJECT / "docs" / name).read_text(encoding="utf-8") == generator.PAGES[name](), "run docs/generate.py"
 
 
 def test_the_file_map_names_every_file_and_package_once() -> None:
@@ -132,3 +135,23 @@ def test_the_example_of_a_stage_of_ones_own_runs(tmp_path: Path) -> None:
     assert [verdict.holds for verdict in count.gates] == [True]
     (written,) = (tmp_path / ".pipeline" / "artifacts" / str(count.fingerprint)).glob("*/counts/counts.json")
     assert len(json.loads(written.read_text())) == 2
+
+
+def test_the_python_example_of_the_page_on_conversion_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (PROJECT / "docs" / "conversion.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    sizes = {"vocab_size": 101, "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 2, "head_dim": 6}
+    config = LlamaConfig(num_attention_heads=8, num_key_value_heads=2, initializer_range=0.2, **sizes)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "checkpoint")
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    exec(compile(example, "docs/conversion.md", "exec"), {})
+    assert capsys.readouterr().out == "family 21 leaves\nparity True ()\nround trip True\n"
+
+
+def test_every_public_call_is_on_the_page_on_conversion() -> None:
+    page = (PROJECT / "docs" / "conversion.md").read_text(encoding="utf-8")
+    described = set(re.findall(r"^\| `(\w+)\(", page, re.MULTILINE))
+    assert described == set(converters.__all__) - {"recognised", "locate"}
