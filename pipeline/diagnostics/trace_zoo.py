@@ -42,7 +42,11 @@ class ZooEntry:
         return importlib.import_module(self.source).build(self.name)
 
 
-SOURCES = ("pipeline.diagnostics.zoo_modules", "pipeline.diagnostics.zoo_transformers")
+SOURCES = (
+    "pipeline.diagnostics.zoo_modules",
+    "pipeline.diagnostics.zoo_torchvision",
+    "pipeline.diagnostics.zoo_transformers",
+)
 """Modules with `names()` and `build(name)`."""
 
 

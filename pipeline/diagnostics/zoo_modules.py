@@ -15,11 +15,11 @@ from torch import nn
 from torch.nn import functional
 
 from pipeline.diagnostics.trace_zoo import ZooModel
+from pipeline.diagnostics.zoo_random import randomize
 from pipeline.diagnostics.zoo_vision_modules import VISION
 
 Build = Callable[[], tuple[nn.Module, Mapping[str, Any]]]
 BATCH = 3
-_NOISE = 0.1
 
 
 class OneInput(nn.Module):
@@ -386,14 +386,5 @@ def build(name: str) -> ZooModel:
     """Build one, with every parameter and statistic random."""
     torch.manual_seed(0)
     module, inputs = next(builds[name] for builds in GROUPS.values() if name in builds)()
-    module.eval()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * _NOISE)
-        for buffer_name, buffer in module.named_buffers():
-            if buffer_name.endswith("running_mean"):
-                buffer.copy_(torch.randn(buffer.shape, generator=generator) * _NOISE)
-            elif buffer_name.endswith("running_var"):
-                buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
+    randomize(module.eval())
     return ZooModel(module=module, inputs=inputs)

@@ -19,10 +19,11 @@ _WITHOUT_TIMM = {
     "backbone_config": {**_RESNET, "out_features": ["stage4"]},
     "num_feature_levels": 1,
 }
+_RT_DETR = {"encoder_in_channels": [32, 64, 128], "decoder_in_channels": [64, 64, 64]}
 _MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}}
 
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
-    "align": {"projection_dim": 64, "vision_config": {"hidden_dim": 64}},
+    "align": {"projection_dim": 640},
     "autoformer": {**_SERIES_MODEL, "moving_average": 5},
     "informer": _SERIES_MODEL,
     "time_series_transformer": _SERIES_MODEL,
@@ -46,6 +47,8 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "gemma3n_text": {"intermediate_size": 48, "activation_sparsity_pattern": [0.5, 0.0], "num_kv_shared_layers": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
     "hgnet_v2": {
+        "embedding_size": 16,
+        "hidden_sizes": [32, 48, 64, 80],
         "stem_channels": [3, 16, 16],
         "stage_in_channels": [16, 32, 48, 64],
         "stage_mid_channels": [16, 16, 16, 16],
@@ -64,8 +67,8 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "nemotron": {**_SMALL_HEADS, "num_key_value_heads": 2},
     "pix2struct": {"vision_config": {"patch_size": 16}},
     "rt_detr_resnet": {"embedding_size": 16, "hidden_sizes": [16, 32, 64, 128], "layer_type": "basic"},
-    "rt_detr": {"encoder_in_channels": [32, 64, 128]},
-    "rt_detr_v2": {"encoder_in_channels": [32, 64, 128]},
+    "rt_detr": _RT_DETR,
+    "rt_detr_v2": _RT_DETR,
     "swin": _SWIN,
     "swinv2": _SWIN,
     "table-transformer": _WITHOUT_TIMM,

@@ -16,9 +16,9 @@ from pipeline.diagnostics.trace_zoo import BuildError, ZooModel
 from pipeline.diagnostics.zoo_configs import LEVELS, Shrink
 from pipeline.diagnostics.zoo_inputs import Inputs, candidates, place_tokens
 from pipeline.diagnostics.zoo_overrides import HEAD_OVERRIDES, HEADS
+from pipeline.diagnostics.zoo_random import randomize
 
 _TABLES = sorted(name for name in dir(modeling_auto) if name.endswith("_MAPPING_NAMES") and name.startswith("MODEL_"))
-_NOISE = 0.05
 _MAX_COMPLAINTS = 3
 """Answered for one set of inputs: image, video and audio tokens."""
 _MAX_PARAMETERS = 60_000_000
@@ -85,20 +85,6 @@ def _build(name: str, *, shrink: Shrink) -> ZooModel:
 def _experts(chosen: type[PreTrainedModel]) -> Mapping[str, str]:
     """Experts as one batched product: the loop over those that were hit cannot be exported."""
     return {"experts_implementation": "batched_mm"} if chosen._can_set_experts_implementation() else {}
-
-
-def randomize(module: torch.nn.Module) -> None:
-    """Make every parameter and statistic random, so that none is zero, one, or equal to another."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.is_floating_point():
-                parameter.add_(torch.randn(parameter.shape, generator=generator) * _NOISE)
-        for name, buffer in module.named_buffers():
-            if name.endswith("running_mean"):
-                buffer.copy_(torch.randn(buffer.shape, generator=generator) * _NOISE)
-            elif name.endswith("running_var"):
-                buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
 
 
 def _working_inputs(model: PreTrainedModel) -> Inputs:

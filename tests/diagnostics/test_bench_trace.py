@@ -1,5 +1,6 @@
 """`pipeline bench trace`: what becomes of models, of their processes, and the page that says so."""
 
+import importlib.util
 import json
 import os
 import time
@@ -80,6 +81,14 @@ def test_an_architecture_that_cannot_be_built_says_why(tmp_path: Path) -> None:
     trial = Trial.read(tmp_path / "record.json")
     assert trial.ended is Ended.NOT_BUILT
     assert "natten" in trial.reason
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="torchvision is installed")
+def test_without_torchvision_one_row_says_so(tmp_path: Path) -> None:
+    run_trial(entry("torchvision"), tmp_path / "record.json")
+    trial = Trial.read(tmp_path / "record.json")
+    assert trial.ended is Ended.NOT_BUILT
+    assert "torchvision does not import beside torch" in trial.reason
 
 
 def test_a_record_reads_as_it_was_written(tmp_path: Path) -> None:
