@@ -14,6 +14,8 @@ from typing import Any
 
 REPORT_FILE = "parity.json"
 _NAMED_TENSORS = 5
+_NAMED_BLOCKS = 8
+"""Names that fit below an axis."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,6 +186,8 @@ class ParityReport:
         if not self.blocks:
             return {}
         names = [block.name for block in self.blocks]
+        are_few = len(names) <= _NAMED_BLOCKS
+        positions = list(range(len(names)))
         limit = self.limits.block_relative_error
         lines = {
             "largest": [block.max_relative for block in self.blocks],
@@ -194,13 +198,17 @@ class ParityReport:
             "block_relative_error": {
                 "title": "Relative error of each block, in the order in which they run",
                 "kind": "lines",
-                "x_label": "block",
+                "x_label": "block" if are_few else f"block, from {names[0]} to {names[-1]}",
                 "y_label": "relative error",
                 "x_scale": "linear",
                 "y_scale": "log",
                 "series": [
                     # An error of exactly zero has no place on a log scale and is drawn at the smallest float32 step.
-                    {"name": name, "x": names, "y": [_plain(max(value, _SMALLEST_DRAWN)) for value in values]}
+                    {
+                        "name": name,
+                        "x": names if are_few else positions,
+                        "y": [_plain(max(value, _SMALLEST_DRAWN)) for value in values],
+                    }
                     for name, values in lines.items()
                 ],
             }

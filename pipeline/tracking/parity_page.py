@@ -71,7 +71,7 @@ def _blocks(report: ParityReport) -> str:
         (
             escape(block.name),
             escape(block.torch_name),
-            escape(" x ".join(map(str, block.shape))),
+            _shape(block.shape),
             number_text(block.max_relative, digits=3),
             number_text(block.mean_relative, digits=3),
             _verdict(holds=block.max_relative <= report.limits.block_relative_error),
@@ -95,7 +95,7 @@ def _outputs(report: ParityReport) -> str:
     rows = [
         (
             escape(output.name),
-            escape(" x ".join(map(str, output.shape))),
+            _shape(output.shape),
             number_text(output.max_abs, digits=3),
             number_text(output.max_relative, digits=3),
             *_logit_cells(output),
@@ -125,7 +125,7 @@ def _logit_cells(output: OutputAgreement) -> tuple[str, str, str]:
 def _continuations(report: ParityReport) -> str:
     rows = [
         (
-            f"{continued.matched} of {len(continued.reference)}",
+            f"{continued.matched}&nbsp;of&nbsp;{len(continued.reference)}",
             f"<code>{escape(' '.join(map(str, continued.reference)))}</code>",
             f"<code>{escape(' '.join(map(str, continued.candidate)))}</code>",
         )
@@ -150,6 +150,10 @@ def _facts(report: ParityReport) -> dict[str, str]:
     inputs = {f"input {name}": what for name, what in report.inputs.items()}
     only = {"only torch gives": ", ".join(report.not_compared)} if report.not_compared else {}
     return {"kind": report.kind, "road": report.road, **inputs, **only}
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "&nbsp;x&nbsp;".join(map(str, shape))
 
 
 def _verdict(*, holds: bool) -> str:

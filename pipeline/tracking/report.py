@@ -34,6 +34,8 @@ HEADLINES = (
     "greedy_match",
     "top1_agreement",
     "tokens_per_second",
+    "max_rel_output_difference",
+    "max_block_relative_error",
 )
 """Metrics that get a tile on top, in this order, where some stage has them."""
 MAX_HEADLINES = 4
