@@ -5,7 +5,7 @@ import transformers
 
 from pipeline.errors import ParameterError
 from pipeline.models.checkpoint import abstract_leaves
-from pipeline.models.decoders.readers import _RENAMES, DEFAULTS, READERS, read_decoder
+from pipeline.models.decoders.readers import DEFAULTS, READERS, RENAMES, read_decoder
 from pipeline.models.registry import FAMILIES, describe_config
 
 SIZES = {
@@ -39,7 +39,7 @@ def test_every_reader_is_a_family_with_defaults():
 def test_absent_keys_have_the_defaults_of_transformers(family):
     theirs = transformers.AutoConfig.for_model(family)
     for name, value in DEFAULTS[family].items():
-        renamed = _RENAMES.get(family, {}).get(name, name)
+        renamed = RENAMES.get(family, {}).get(name, name)
         if name == "rope_theta":
             rope = theirs.rope_parameters
             assert value == rope.get("full_attention", rope).get("rope_theta")
@@ -163,6 +163,8 @@ def test_gains_that_are_declared_to_be_stored_as_they_are_need_no_offset_c5():
         ("phi3", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.5}}, ["partial_rotary_factor"]),
         ("gpt2", {"add_cross_attention": True}, ["another sequence"]),
         ("mixtral", {"num_experts_per_tok": 9}, ["more than the 8 experts"]),
+        ("qwen2", {"architectures": ["Qwen2ForSequenceClassification"]}, ["Qwen2ForSequenceClassification"]),
+        ("gemma3", {"architectures": ["Gemma3Model"], "text_config": config_of("gemma3_text")}, ["Gemma3Model"]),
         ("lama", {}, ["'lama' is no decoder", "did you mean 'llama'"]),
     ],
 )

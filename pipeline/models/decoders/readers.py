@@ -87,7 +87,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 OUTER: Mapping[str, str] = {"gemma3": "gemma3_text"}
 """`model_type` of a model around a language model, with that of the language model."""
 
-_RENAMES: Mapping[str, Mapping[str, str]] = {
+RENAMES: Mapping[str, Mapping[str, str]] = {
     "gpt2": {
         "hidden_size": "n_embd",
         "intermediate_size": "n_inner",
@@ -105,9 +105,9 @@ _RENAMES: Mapping[str, Mapping[str, str]] = {
     "mixtral": {"num_experts": "num_local_experts"},
     "qwen3_moe": {"num_experts": "num_local_experts"},
 }
+"""A key's name in the family's config, by its usual name."""
 
-
-_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
+_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """How transformers' classes end whose outputs are logits of the next token."""
 
 
@@ -118,6 +118,7 @@ def read_decoder(config: Mapping[str, Any]) -> DecoderConfig:
         ParameterError: the family is no decoder, a size is missing, or the config asks for something the module does
             not compute; all complaints at once.
     """
+    named = [str(name) for name in config.get("architectures") or ()]
     config = text_config(config)
     family = str(config.get("model_type", ""))
     read = READERS.get(family)
@@ -127,8 +128,7 @@ def read_decoder(config: Mapping[str, Any]) -> DecoderConfig:
             f"model config: {family!r} is no decoder; allowed: {', '.join(READERS)}"
             + (f"; did you mean {guess!r}?" if guess else "")
         )
-    reading = ConfigReading(config, defaults={**_EVERYWHERE, **DEFAULTS[family]}, renames=_RENAMES.get(family))
-    named = [str(name) for name in config.get("architectures") or ()]
+    reading = ConfigReading(config, defaults={**_EVERYWHERE, **DEFAULTS[family]}, renames=RENAMES.get(family))
     if named and not named[0].endswith(_LANGUAGE_MODELS):
         reading.complaints.append(
             f"architectures names {named[0]}; the module gives the logits of a language model and has no other head"
