@@ -38,18 +38,25 @@ def loaded_by(script: str, **values: object) -> dict[str, object]:
     [
         ["--help"],
         ["run", "--help"],
+        ["convert", "--help"],
+        ["parity", "--help"],
         ["validate", "flows/llm.yaml"],
         ["schema"],
         ["plan", "flows/llm.yaml", "--store", "STORE"],
         ["runs", "--store", "STORE"],
         ["down", "--store", "STORE"],
     ],
-    ids=lambda arguments: arguments[0],
+    ids=" ".join,
 )
 def test_quick_verbs_load_no_framework(arguments: list[str], tmp_path: Path) -> None:
     arguments = [str(tmp_path / "store") if word == "STORE" else word for word in arguments]
     result = loaded_by(RUN_VERB, ARGUMENTS=arguments, HEAVY=HEAVY)
     assert result == {"code": 0, "loaded": []}
+
+
+def test_a_wrong_conversion_is_refused_before_a_framework_is_loaded(tmp_path: Path) -> None:
+    for words in (["absent", "--to", "x"], ["absent", "--to", "x", "--format", "onyx"], [str(tmp_path / "absent")]):
+        assert loaded_by(RUN_VERB, ARGUMENTS=["convert", *words], HEAVY=HEAVY) == {"code": 2, "loaded": []}
 
 
 LOAD = """
