@@ -7,16 +7,17 @@ the files that are there, and what nothing recognises is refused with the list o
 from pathlib import Path
 
 from converters.float8 import DequantizedSource
+from converters.gguf_reader import GgufSource
 from converters.safetensors_reader import SafetensorsSource
 from converters.source import CheckpointSource
 from converters.torch_dcp_reader import TorchDcpSource
 from converters.torch_file_reader import TorchFileSource
 from pipeline.errors import CheckpointError
 
-READERS = (TorchDcpSource, SafetensorsSource, TorchFileSource)
+READERS = (TorchDcpSource, SafetensorsSource, TorchFileSource, GgufSource)
 ALLOWED = (
     "dcp/ or .metadata with *.distcp (torch.distributed.checkpoint); *.safetensors with or without an index; *.bin, "
-    "*.pt, *.pth (torch.save)"
+    "*.pt, *.pth (torch.save); *.gguf (llama.cpp)"
 )
 
 

@@ -1,0 +1,41 @@
+"""The tokenizer inside a GGUF file, as files that transformers loads.
+
+Owns the call of transformers' own conversion. Knows nothing of weights. The one decision: what transformers cannot
+make a tokenizer of is left out, and the conversion says that the model has none; a tokenizer that is almost right is
+worse.
+"""
+
+import tempfile
+from pathlib import Path
+
+from transformers import AutoTokenizer
+from transformers.utils import logging
+
+from converters.source import COMPANION_FILES
+
+# What transformers and tokenizers raise for vocabularies that they do not know; found with files without one.
+_NOT_CONVERTED = (
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    NotImplementedError,
+    OSError,
+    ImportError,
+)
+
+
+def tokenizer_files(path: Path) -> dict[str, bytes]:
+    """`tokenizer.json` and its companions, made from the vocabulary of the file; empty where that cannot be done."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+        with tempfile.TemporaryDirectory() as temporary:
+            tokenizer.save_pretrained(temporary)
+            return {file.name: file.read_bytes() for file in Path(temporary).iterdir() if file.name in COMPANION_FILES}
+    except _NOT_CONVERTED:
+        return {}
+    finally:
+        logging.set_verbosity(verbosity)
