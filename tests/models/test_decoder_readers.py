@@ -5,7 +5,8 @@ import transformers
 
 from pipeline.errors import ParameterError
 from pipeline.models.checkpoint import abstract_leaves
-from pipeline.models.decoders.readers import DEFAULTS, READERS, RENAMES, read_decoder
+from pipeline.models.decoders.family_defaults import DEFAULTS, RENAMES
+from pipeline.models.decoders.readers import READERS, read_decoder
 from pipeline.models.registry import FAMILIES, describe_config
 
 SIZES = {

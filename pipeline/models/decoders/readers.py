@@ -1,8 +1,8 @@
 """How each decoder family's config is read.
 
-Owns the table from `model_type` to the choices it stands for, with the defaults of the family's class in transformers.
-Loads no framework. The one decision: a family is a short function that says only how it differs from Llama; what the
-module would compute otherwise than transformers is refused here, when the config is read.
+Owns the table from `model_type` to the choices it stands for. Loads no framework. The one decision: a family is a short
+function that says only how it differs from Llama; what the module would compute otherwise than transformers is refused
+here, when the config is read.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,101 +11,15 @@ from typing import Any
 from pipeline.errors import ParameterError, nearest_name
 from pipeline.models.decoders.config import DecoderConfig, Experts, Layer, Norm
 from pipeline.models.decoders.config_reading import ConfigReading, LayerType
+from pipeline.models.decoders.family_defaults import DEFAULTS, EVERYWHERE, RENAMES
 
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 _ZERO_CENTRED = "layernorm_zero_centered_gamma"
 """Megatron's word for gains that are stored minus one, as Gemma's are unless its config says false."""
 _FULL: LayerType = "full_attention"
 _SLIDING: LayerType = "sliding_attention"
-_QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096}
-_DENSE_QWEN = {**_QWEN, "num_key_value_heads": 32, "max_window_layers": 28}
-_GEMMA = {
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "tie_word_embeddings": True,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-}
-_EVERYWHERE = {"rms_norm_eps": 1e-6, "initializer_range": 0.02, "hidden_act": "silu", "rope_theta": 10000.0}
-
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "llama": {"max_position_embeddings": 2048},
-    "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
-    "qwen2": _DENSE_QWEN,
-    "qwen3": {**_DENSE_QWEN, "head_dim": 128},
-    "qwen3_moe": {
-        **_QWEN,
-        "num_key_value_heads": 4,
-        "moe_intermediate_size": 768,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "decoder_sparse_step": 1,
-    },
-    "mixtral": {
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e6,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-    },
-    "gemma2": {
-        **_GEMMA,
-        "max_position_embeddings": 8192,
-        "final_logit_softcapping": 30.0,
-        "attn_logit_softcapping": 50.0,
-    },
-    "gemma3_text": {
-        **_GEMMA,
-        "vocab_size": 262208,  # published configs leave out what the class has
-        "num_attention_heads": 8,
-        "max_position_embeddings": 131072,
-        "rope_theta": 1e6,
-        "rope_local_base_freq": 10000.0,
-    },
-    "phi3": {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-    "gpt2": {
-        "max_position_embeddings": 1024,
-        "norm_eps": 1e-5,
-        "hidden_act": "gelu_new",
-        "tie_word_embeddings": True,
-        "scale_attn_weights": True,
-    },
-    "gpt_neox": {
-        "max_position_embeddings": 2048,
-        "norm_eps": 1e-5,
-        "hidden_act": "gelu",
-        "use_parallel_residual": True,
-        "attention_bias": True,
-        "partial_rotary_factor": 0.25,
-    },
-    "olmo2": {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
-}
-"""Of the config classes of transformers 5; a key without a default there has none here."""
-
 OUTER: Mapping[str, str] = {"gemma3": "gemma3_text"}
 """`model_type` of a model around a language model, with that of the language model."""
-
-RENAMES: Mapping[str, Mapping[str, str]] = {
-    "gpt2": {
-        "hidden_size": "n_embd",
-        "intermediate_size": "n_inner",
-        "num_hidden_layers": "n_layer",
-        "num_attention_heads": "n_head",
-        "max_position_embeddings": "n_positions",
-        "norm_eps": "layer_norm_epsilon",
-        "hidden_act": "activation_function",
-    },
-    "gpt_neox": {
-        "norm_eps": "layer_norm_eps",
-        "partial_rotary_factor": "rotary_pct",
-        "rope_theta": "rotary_emb_base",
-    },
-    "mixtral": {"num_experts": "num_local_experts"},
-    "qwen3_moe": {"num_experts": "num_local_experts"},
-}
-"""A key's name in the family's config, by its usual name."""
 
 _LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """How transformers' classes end whose outputs are logits of the next token."""
@@ -128,7 +42,7 @@ def read_decoder(config: Mapping[str, Any]) -> DecoderConfig:
             f"model config: {family!r} is no decoder; allowed: {', '.join(READERS)}"
             + (f"; did you mean {guess!r}?" if guess else "")
         )
-    reading = ConfigReading(config, defaults={**_EVERYWHERE, **DEFAULTS[family]}, renames=RENAMES.get(family))
+    reading = ConfigReading(config, defaults={**EVERYWHERE, **DEFAULTS[family]}, renames=RENAMES.get(family))
     if named and not named[0].endswith(_LANGUAGE_MODELS):
         reading.complaints.append(
             f"architectures names {named[0]}; the module gives the logits of a language model and has no other head"
