@@ -1,8 +1,8 @@
 """The HTTP surface of a replica that completes text, as a Starlette application.
 
-Owns `/v1/completions`, its status codes and the shapes of OpenAI's answers. Knows nothing of Ray and nothing of jax. The
-one decision: the application is complete in itself, so it is the replica's ingress under Ray Serve and runs under any
-ASGI server.
+Owns `/v1/completions`, its status codes and the shapes of OpenAI's answers. Knows nothing of Ray and nothing of jax.
+The one decision: the application is complete in itself, so it is the replica's ingress under Ray Serve and runs under
+any ASGI server.
 """
 
 import asyncio

@@ -49,5 +49,16 @@ def why_too_big(need: MemoryNeed, *, available: int, replicas: int, slots: int, 
     )
 
 
+def why_weights_too_big(num_bytes: int, *, available: int, replicas: int) -> str | None:
+    """As `why_too_big`, for a model that keeps nothing but its weights."""
+    total = (LOADING_COPIES * num_bytes + RUNTIME_BYTES) * replicas
+    if total <= available:
+        return None
+    return (
+        f"{replicas} replica(s) need {_gib(total)}: each {LOADING_COPIES} x {_gib(num_bytes)} of weights while loading "
+        f"+ {_gib(RUNTIME_BYTES)} for the process; {_gib(available)} are available"
+    )
+
+
 def _gib(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.2f} GiB"

@@ -19,6 +19,8 @@ COUNTERS: Mapping[str, str] = {
     "compile_events_total": "XLA compiles by phase (warmup, serving); serving should stay 0.",
     "padding_tokens_total": "Token positions computed for padding.",
     "engine_steps_total": "Engine steps by kind (prefill, decode).",
+    "batches_total": "Forward passes over a batch of rows.",
+    "rows_total": "Rows (examples, texts) computed.",
 }
 GAUGES: Mapping[str, str] = {
     "num_requests_running": "Requests in a slot.",

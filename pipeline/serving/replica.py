@@ -1,36 +1,31 @@
-"""From a model directory to a warm engine behind an ASGI application.
+"""From a model directory to a warm model behind an ASGI application.
 
-Owns the order of loading. Knows nothing of Ray. The one decision: a replica is ready when its constructor returns:
-everything is read, checked, placed and compiled, or the error that says why not has been raised.
+Owns the order of loading, and which way of serving a model takes. Knows nothing of Ray. The one decision: a replica is
+ready when its constructor returns: everything is read, checked, placed and compiled, or the error that says why not
+has been raised.
 """
 
 import hashlib
 import platform
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import jaxlib
-from starlette.applications import Starlette
-from tokenizers import Tokenizer
 
-from pipeline.errors import ArtifactError, ParameterError
+from pipeline.errors import ParameterError
 from pipeline.models.checkpoint import load_model
-from pipeline.models.config_file import read_config
 from pipeline.models.decoders.model import Decoder
-from pipeline.serving.buckets import Buckets
-from pipeline.serving.completion_request import ServedModel
+from pipeline.models.description import ModelKind
+from pipeline.models.registry import describe
+from pipeline.serving.completion_replica import serve_completions
 from pipeline.serving.device import choose_placement
-from pipeline.serving.engine import Engine
-from pipeline.serving.executor import ModelExecutor
-from pipeline.serving.http import Surface, make_app
-from pipeline.serving.metrics import Metrics
+from pipeline.serving.embedding_replica import serve_embeddings
+from pipeline.serving.predict_replica import serve_predictions
 from pipeline.serving.replica_settings import ReplicaSettings
-from pipeline.serving.scheduler import Limits
+from pipeline.serving.served_model import LoadedModel, ServedModel
 
-TOKENIZER_FILE = "tokenizer.json"
+_PREDICTING = (ModelKind.PREDICTOR, ModelKind.IMAGE)
 
 
 class Replica:
@@ -41,7 +36,8 @@ class Replica:
 
         Raises:
             ArtifactError: the model directory is damaged, or its tokenizer does not fit the vocabulary.
-            ParameterError: the device does not exist, or the context is longer than the model's.
+            ParameterError: the device does not exist, the model is of a kind that is not served, or a setting does not
+                fit it.
             EngineUnavailable: warm-up failed.
         """
         started = time.monotonic()
@@ -49,42 +45,34 @@ class Replica:
             _use_compilation_cache(settings.compilation_cache)
         device, placement = choose_placement(device=settings.device, dtype=settings.dtype)
         directory = Path(settings.model_path)
-        config = read_config(directory)
-        tokenizer = read_tokenizer(directory, num_tokens=int(config.get("vocab_size", 0)))
+        description = describe(directory)
         with jax.default_device(device):
-            model = load_model(directory, dtype=placement.dtype)
-        if not isinstance(model, Decoder):
-            raise ParameterError(
-                f"{directory}: a {type(model).__name__} does not generate text one token at a time",
-                hint="serve a decoder-only language model",
+            module = load_model(directory, dtype=placement.dtype)
+        served = serve(
+            LoadedModel(
+                settings=settings,
+                directory=directory,
+                description=description,
+                module=module,
+                device=device,
+                placement=placement,
             )
-        limits = Limits(
-            slots=settings.slots,
-            context=settings.context,
-            chunk_tokens=min(settings.prefill_chunk_tokens, settings.context),
-            decode_steps=settings.decode_steps,
         )
-        _check_context(limits, model)
-        buckets = Buckets.for_limits(slots=limits.slots, context=limits.context, chunk_tokens=limits.chunk_tokens)
-        with jax.default_device(device):
-            executor = ModelExecutor(model, limits=limits, buckets=buckets, device=device, dtype=placement.dtype)
-        self.engine = Engine(executor, decoder=tokenizer, limits=limits, metrics=Metrics(model=settings.name))
-        self.engine.start()
+        self.engine = served.engine
         self.facts = {
             "name": settings.name,
             "digest": settings.digest,
             "version": settings.version,
             "deployment_id": settings.deployment_id,
+            "endpoint": served.endpoint,
             "device": placement.device,
             "device_reason": placement.device_reason,
             "dtype": placement.dtype,
             "dtype_reason": placement.dtype_reason,
-            "context_tokens": limits.context,
-            "num_executables": buckets.num_executables,
-            "warm_up_seconds": round(self.engine.warm_up_seconds, 3),
+            **served.facts,
             "start_seconds": round(time.monotonic() - started, 3),
         }
-        self.app = self._make_app(settings, model, tokenizer, config)
+        self.app = served.make_app(self.facts)
 
     def check_health(self) -> None:
         """Raise where the engine has failed or stalls; Ray Serve then replaces the replica."""
@@ -92,59 +80,25 @@ class Replica:
         if failure is not None:
             raise RuntimeError(failure)
 
-    def _make_app(
-        self, settings: ReplicaSettings, model: Decoder, tokenizer: Tokenizer, config: Mapping[str, Any]
-    ) -> Starlette:
-        served = ServedModel(
-            name=settings.name,
-            context=self.engine.limits.context,
-            num_tokens=model.config.vocab_size,
-            stop_ids=stop_ids_of(config),
-        )
-        return make_app(
-            Surface(engine=self.engine, encoder=tokenizer, decoder=tokenizer, model=served, facts=self.facts)
-        )
 
-
-def read_tokenizer(directory: Path, *, num_tokens: int) -> Tokenizer:
-    """`tokenizer.json` of a model directory, without padding and truncation.
+def serve(loaded: LoadedModel) -> ServedModel:
+    """Compile and start what fits the model.
 
     Raises:
-        ArtifactError: it is missing or unreadable, or gives tokens that the model does not have.
+        ParameterError: models of this kind are not served.
     """
-    path = directory / TOKENIZER_FILE
-    if not path.is_file():
-        raise ArtifactError(f"{path}: no such file; a model directory has its tokenizer")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises plain Exception for whatever is wrong with the file
-        raise ArtifactError(f"{path}: cannot be read as a tokenizer: {error}") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-    if highest >= num_tokens:
-        raise ArtifactError(
-            f"{path}: gives tokens up to {highest}, but the model's vocabulary has {num_tokens}",
-            hint="the tokenizer belongs to another model",
-        )
-    return tokenizer
-
-
-def stop_ids_of(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """End-of-text tokens of a transformers config: one, several or none."""
-    found = config.get("eos_token_id")
-    if found is None:
-        return ()
-    return tuple(int(token) for token in (found if isinstance(found, list) else [found]))
-
-
-def _check_context(limits: Limits, model: Decoder) -> None:
-    longest = model.config.longest_context
-    if limits.context > longest:
-        raise ParameterError(
-            f"max_context_tokens is {limits.context}, but the model can be served with {longest} positions",
-            hint=f"use at most {longest}",
-        )
+    kind = loaded.description.kind
+    if isinstance(loaded.module, Decoder):
+        return serve_completions(loaded)
+    if kind is ModelKind.TEXT_ENCODER:
+        return serve_embeddings(loaded)
+    if kind in _PREDICTING:
+        return serve_predictions(loaded)
+    raise ParameterError(
+        f"{loaded.directory}: a {kind.value} model ({loaded.description.name}) is not served",
+        hint="served are decoders of a family (/v1/completions), text encoders (/v1/embeddings), and models of images "
+        "or other arrays (/v1/predict)",
+    )
 
 
 def _use_compilation_cache(directory: str) -> None:

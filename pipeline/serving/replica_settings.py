@@ -4,7 +4,8 @@ Owns the value that travels from the deploying process to the replica. Loads no 
 is fully described by this value, so the same value brings the same replica back.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,10 +21,16 @@ class ReplicaSettings:
     deployment_id: str
     """Unique for each time something is deployed; tells an old replica's answer from a new one's."""
     slots: int
-    context: int
+    context: int | None
+    """Longest text in tokens; the model's own limit where it is None."""
     prefill_chunk_tokens: int
     decode_steps: int
     device: str = "auto"
     dtype: str = "auto"
+    max_batch_rows: int = 32
+    """Of a model that embeds or predicts."""
+    batch_wait_seconds: float = 0.003
+    dimensions: Mapping[str, int] = field(default_factory=dict)
+    """Sizes that a model leaves open, by name."""
     compilation_cache: str | None = None
     """Directory of jax's persistent cache, or None."""

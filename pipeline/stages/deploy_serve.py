@@ -1,12 +1,11 @@
 """`deploy.serve`: a Ray Serve deployment of the Flax model, proven by a request that came back.
 
 Owns the order: judge what can be judged without a process, deploy, wait, ask. Loads no jax; only the replica does. The
-one decision: the stage is done when a client got text over HTTP, plain and streamed, from the very version that was
-deployed.
+one decision: the stage is done when a client got an answer over HTTP, in two forms that agree, from the very version
+that was deployed.
 """
 
 import json
-import shlex
 import time
 import uuid
 from collections.abc import Mapping
@@ -16,9 +15,10 @@ from typing import Any
 import psutil
 
 from pipeline.errors import ArtifactError, ParameterError
+from pipeline.models.config_file import read_config
 from pipeline.models.decoders.config import DecoderConfig
-from pipeline.models.decoders.readers import read_decoder
-from pipeline.serving.memory import memory_need, why_too_big
+from pipeline.models.decoders.readers import READERS, read_decoder
+from pipeline.serving.memory import memory_need, why_too_big, why_weights_too_big
 from pipeline.serving.ray_serve import (
     Endpoint,
     ReplicaResources,
@@ -32,6 +32,13 @@ from pipeline.stages.parameters import DeployServeParameters
 from pipeline.stages.protocol import InputArtifact, StageContext, StageResult
 
 DEFAULT_HOST = "127.0.0.1"
+PROGRAM_FILE = "program.json"
+"""Of a traced model."""
+_SAID = (
+    *("endpoint", "device", "device_reason", "dtype", "dtype_reason", "warm_up_seconds"),
+    *("context_tokens", "dimensions", "pooling", "pooling_reason", "max_batch_rows"),
+)
+"""What `/health` says and the stage remembers, where the model has it."""
 
 
 def run(context: StageContext[DeployServeParameters]) -> StageResult:
@@ -41,7 +48,7 @@ def run(context: StageContext[DeployServeParameters]) -> StageResult:
         ParameterError: the replicas cannot fit, the context is longer than the model's, or the port is not to be had.
         ArtifactError: the model directory is damaged, or its tokenizer does not fit.
         ClusterError: the replicas are not ready in time.
-        StageError: a replica failed, or the smoke request did not bring text.
+        StageError: a replica failed, or the smoke request did not bring an answer.
     """
     parameters, model = context.parameters, context.input("model")
     settings = _settings(context, model)
@@ -65,33 +72,38 @@ def run(context: StageContext[DeployServeParameters]) -> StageResult:
     context.reporter.note(f"ready after {ready_seconds:.1f} s on {health['device']} in {health['dtype']}")
     answer = smoke(
         endpoint.url,
+        endpoint=str(health["endpoint"]),
         model=settings.name,
         prompt=parameters.smoke_prompt,
         timeout_seconds=max(1.0, deadline - time.monotonic()),
     )
-    context.reporter.note(f"smoke request answered in {answer.seconds:.2f} s: {answer.text!r}")
+    context.reporter.note(f"smoke request answered in {answer.seconds:.2f} s: {answer.shown!r}")
     _write(context, settings, endpoint=endpoint, model=model)
     return StageResult(
         metrics={
             "ready_seconds": ready_seconds,
             "smoke_seconds": answer.seconds,
-            "smoke_tokens": float(answer.num_tokens),
+            f"smoke_{answer.unit}": float(answer.count),
         },
-        facts=_facts(settings, endpoint=endpoint, health=health, answer=answer, prompt=parameters.smoke_prompt),
+        facts=_facts(settings, endpoint=endpoint, health=health, answer=answer),
     )
 
 
 def _settings(context: StageContext[DeployServeParameters], model: InputArtifact) -> ReplicaSettings:
     parameters = context.parameters
-    config = _read_config(model)
-    context_tokens = parameters.max_context_tokens or config.longest_context
-    if context_tokens > config.longest_context:
-        raise ParameterError(
-            f"max_context_tokens is {context_tokens}, but the model can be served with {config.longest_context} "
-            "positions",
-            hint=f"use at most {config.longest_context}, or leave it out",
-        )
-    _refuse_impossible(context, config, context_tokens=context_tokens)
+    decoder = _decoder(model)
+    context_tokens = parameters.max_context_tokens
+    if decoder is None:
+        _refuse_too_large(context, model)
+    else:
+        context_tokens = context_tokens or decoder.longest_context
+        if context_tokens > decoder.longest_context:
+            raise ParameterError(
+                f"max_context_tokens is {context_tokens}, but the model can be served with {decoder.longest_context} "
+                "positions",
+                hint=f"use at most {decoder.longest_context}, or leave it out",
+            )
+        _refuse_impossible(context, decoder, context_tokens=context_tokens)
     state = context.environment.get("state_directory")
     return ReplicaSettings(
         name=parameters.name,
@@ -105,16 +117,34 @@ def _settings(context: StageContext[DeployServeParameters], model: InputArtifact
         decode_steps=parameters.decode_steps,
         device=_device(parameters.device, gpus=context.resources.gpus or 0.0),
         dtype=parameters.dtype,
+        max_batch_rows=parameters.max_batch_rows,
+        batch_wait_seconds=parameters.batch_wait_seconds,
+        dimensions=parameters.dimensions,
         compilation_cache=None if state is None else str(Path(state).resolve() / "jax-cache"),
     )
 
 
-def _read_config(model: InputArtifact) -> DecoderConfig:
-    path = model.path / "config.json"
-    try:
-        return read_decoder(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path}: cannot be read: {error}") from error
+def _decoder(model: InputArtifact) -> DecoderConfig | None:
+    """The config of a decoder of a family; None where the model is something else, which its replica knows.
+
+    Raises:
+        ArtifactError: the directory describes no model.
+    """
+    if (model.path / PROGRAM_FILE).is_file():
+        return None
+    config = read_config(model.path)
+    return read_decoder(config) if config.get("model_type") in READERS else None
+
+
+def _refuse_too_large(context: StageContext[DeployServeParameters], model: InputArtifact) -> None:
+    """On a CPU, by the size of the stored parameters."""
+    if context.resources.gpus:
+        return
+    stored = sum(path.stat().st_size for path in (model.path / "params").rglob("*") if path.is_file())
+    available = psutil.virtual_memory().available
+    reason = why_weights_too_big(stored, available=available, replicas=context.parameters.replicas)
+    if reason is not None:
+        raise ParameterError(reason, hint="lower replicas, or use a larger machine")
 
 
 def _device(device: str, *, gpus: float) -> str:
@@ -174,21 +204,16 @@ def _write(
 
 
 def _facts(
-    settings: ReplicaSettings, *, endpoint: Endpoint, health: Mapping[str, Any], answer: SmokeResult, prompt: str
+    settings: ReplicaSettings, *, endpoint: Endpoint, health: Mapping[str, Any], answer: SmokeResult
 ) -> dict[str, Any]:
-    body = json.dumps({"model": settings.name, "prompt": prompt, "max_tokens": 32})
+    said = {name: health[name] for name in _SAID if name in health}
     return {
         "name": settings.name,
         "url": f"{endpoint.url}/v1",
         "health_url": f"{endpoint.url}/health",
-        "curl": f"curl {endpoint.url}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}",
+        "curl": answer.curl,
         "model_digest": settings.digest,
         "version": settings.version,
-        "device": health["device"],
-        "device_reason": health["device_reason"],
-        "dtype": health["dtype"],
-        "dtype_reason": health["dtype_reason"],
-        "context_tokens": health["context_tokens"],
-        "warm_up_seconds": health["warm_up_seconds"],
-        "smoke_text": answer.text,
+        **said,
+        "smoke_text": answer.shown,
     }

@@ -1,15 +1,23 @@
-"""`evaluate.loss`: how well the Flax model predicts held-out text.
+"""`evaluate.loss`: how well the Flax model predicts what was held out.
 
-Owns which rows are scored and how the result is reported. Knows nothing of torch or of formulas. The one decision: the
-model is judged as it will be served, from the Flax artifact alone.
+Owns which rows are scored and how the result is reported, for rows of tokens and for arrays. Knows nothing of torch or
+of formulas. The one decision: the model is judged as it will be served, from the Flax artifact alone.
 """
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import jax
+from numpy.typing import NDArray
+
+from pipeline.data.arrays import ArrayDataset
+from pipeline.data.dataset import open_dataset
 from pipeline.data.packed import PackedDataset
-from pipeline.errors import StageError
+from pipeline.errors import ParameterError, StageError
+from pipeline.evaluation.array_scoring import ArrayScores, score_arrays
+from pipeline.evaluation.flax_arrays import FlaxArrays
 from pipeline.evaluation.flax_predictor import FlaxPredictor, choose_device
 from pipeline.evaluation.held_out import check_language, spread_rows
 from pipeline.evaluation.scoring import score
@@ -21,22 +29,53 @@ from pipeline.stages.protocol import StageContext, StageResult
 
 REPORT_FILE = "loss.json"
 _TOKENIZER_FILE = "tokenizer.json"
+Context = StageContext[EvaluateLossParameters]
 
 
-def run(context: StageContext[EvaluateLossParameters]) -> StageResult:
+def run(context: Context) -> StageResult:
     """Score the validation rows of the input `dataset` with the input `model`, in float32.
 
     Writes `report/loss.json`: the metrics and the mean loss of every row.
 
     Raises:
-        ParameterError: no such device, or the dataset is not in the model's language.
+        ParameterError: no such device, the dataset is not in the model's language, or its arrays are not the model's
+            inputs.
         ArtifactError: the model or the dataset is missing, truncated or altered.
         StageError: the loss is not finite.
     """
-    given, reporter = context.parameters, context.reporter
     source = context.input("dataset")
-    device, reason = choose_device(given.device)
-    dataset = PackedDataset.open(source.path)
+    device, reason = choose_device(context.parameters.device)
+    dataset = open_dataset(source.path)
+    rows = spread_rows(dataset.num_rows("validation"), count=context.parameters.num_sequences)
+    context.reporter.dataset("validation", digest=source.digest, source=source.stage, facts={"rows": len(rows)})
+    if isinstance(dataset, ArrayDataset):
+        metrics, by_row, facts = _score_arrays(context, dataset, rows=rows, device=device)
+    else:
+        metrics, by_row, facts = _score_text(context, dataset, rows=rows, device=device)
+    if not math.isfinite(metrics["validation_loss"]):
+        bad = [int(row) for row, loss in zip(rows, by_row, strict=True) if not math.isfinite(loss)]
+        raise StageError(
+            f"stage {context.stage!r}: the loss of the Flax model is {metrics['validation_loss']}; rows: {bad[:10]}"
+        )
+    context.reporter.metrics(metrics)
+    listed = [{"row": int(row), "loss": loss} for row, loss in zip(rows, by_row, strict=True)]
+    path = context.output("report") / REPORT_FILE
+    path.write_text(json.dumps({"metrics": metrics, "rows": listed}, indent=1, allow_nan=False) + "\n", "utf-8")
+    return StageResult(
+        metrics=metrics,
+        facts={
+            "device": device.platform,
+            "device_reason": reason,
+            "dtype": "float32",
+            "num_sequences": len(rows),
+            **facts,
+        },
+    )
+
+
+def _score_text(
+    context: Context, dataset: PackedDataset, *, rows: NDArray[Any], device: jax.Device
+) -> tuple[dict[str, float], Sequence[float], dict[str, Any]]:
     directory = context.input("model").path
     check_language(
         dataset_vocabulary=dataset.vocabulary_size,
@@ -44,9 +83,7 @@ def run(context: StageContext[EvaluateLossParameters]) -> StageResult:
         dataset_tokenizer=dataset.tokenizer_path,
         model_tokenizer=directory / _TOKENIZER_FILE,
     )
-    rows = spread_rows(dataset.num_rows("validation"), count=given.num_sequences)
-    reporter.dataset("validation", digest=source.digest, source=source.stage, facts={"rows": len(rows)})
-    batch = min(given.batch_sequences, len(rows))
+    batch = min(context.parameters.batch_sequences, len(rows))
     predictor = FlaxPredictor(
         load_model(directory, dtype="float32"),
         description=describe(directory),
@@ -58,43 +95,69 @@ def run(context: StageContext[EvaluateLossParameters]) -> StageResult:
         read=lambda indices: dataset.rows("validation", indices),
         rows=rows,
         batch_sequences=batch,
-        progress=lambda done, loss: reporter.progress(
-            float(done), total=float(len(rows)), unit="rows", note=f"loss {loss:.4f}"
-        ),
+        progress=lambda done, loss: _progress(context, done, loss, total=len(rows)),
     )
-    totals = scores.totals
-    if not math.isfinite(totals.loss):
-        bad = [int(row) for row, loss in zip(rows, scores.loss_by_row, strict=True) if not math.isfinite(loss)]
-        raise StageError(f"stage {context.stage!r}: the loss of the Flax model is {totals.loss}; rows: {bad[:10]}")
     metrics = {
-        "validation_loss": totals.loss,
-        "perplexity": totals.perplexity,
-        "num_tokens": float(totals.num_tokens),
+        "validation_loss": scores.totals.loss,
+        "perplexity": scores.totals.perplexity,
+        "num_tokens": float(scores.totals.num_tokens),
     }
-    reporter.figure("loss_by_position", chart=_chart(scores.loss_by_position))
-    reporter.metrics(metrics)
-    by_row = [{"row": int(row), "loss": loss} for row, loss in zip(rows, scores.loss_by_row, strict=True)]
-    path = context.output("report") / REPORT_FILE
-    path.write_text(json.dumps({"metrics": metrics, "rows": by_row}, indent=1, allow_nan=False) + "\n", "utf-8")
-    return StageResult(
-        metrics=metrics,
-        facts={
-            "device": device.platform,
-            "device_reason": reason,
-            "dtype": "float32",
-            "num_sequences": len(rows),
-            "sequence_length": dataset.sequence_length,
-        },
-    )
+    context.reporter.figure("loss_by_position", chart=_position_chart(scores.loss_by_position))
+    return metrics, scores.loss_by_row, {"sequence_length": dataset.sequence_length}
 
 
-def _chart(loss_by_position: Sequence[float]) -> dict[str, object]:
-    return {
-        "title": "Validation loss by position",
-        "kind": "lines",
-        "x_label": "position",
-        "y_label": "nats a token",
-        "x_scale": "linear",
-        "y_scale": "linear",
-        "series": [{"name": "Flax", "x": list(range(len(loss_by_position))), "y": list(loss_by_position)}],
-    }
+def _score_arrays(
+    context: Context, dataset: ArrayDataset, *, rows: NDArray[Any], device: jax.Device
+) -> tuple[dict[str, float], Sequence[float], dict[str, Any]]:
+    directory = context.input("model").path
+    description = describe(directory)
+    wanted = sorted(description.example_inputs(seed=0))
+    if wanted != sorted(dataset.inputs):
+        raise ParameterError(
+            f"the model takes {', '.join(wanted)}; the dataset has {', '.join(sorted(dataset.inputs))} (and the "
+            f"target {dataset.target})",
+            hint="evaluate on the dataset that the model was trained on, or on one with the same names",
+        )
+    batch = min(context.parameters.batch_sequences, len(rows))
+    model = FlaxArrays(description, load_model(directory, dtype="float32"), device=device, batch_rows=batch)
+    try:
+        scores = score_arrays(
+            model.predict,
+            read=lambda indices: dataset.rows("validation", indices),
+            rows=rows,
+            target=dataset.target,
+            num_classes=dataset.num_classes,
+            batch_rows=batch,
+            progress=lambda done, loss: _progress(context, done, loss, total=len(rows)),
+        )
+    except ValueError as error:
+        raise ParameterError(f"stage {context.stage!r}: model and dataset do not fit: {error}") from error
+    metrics = {"validation_loss": scores.loss, "num_examples": float(len(rows))}
+    if scores.accuracy is not None:
+        metrics["validation_accuracy"] = scores.accuracy
+        context.reporter.figure("accuracy_by_class", chart=_class_chart(scores))
+    return metrics, scores.losses, {"target": dataset.target}
+
+
+def _progress(context: Context, done: int, loss: float, *, total: int) -> None:
+    context.reporter.progress(float(done), total=float(total), unit="rows", note=f"loss {loss:.4f}")
+
+
+def _position_chart(loss_by_position: Sequence[float]) -> dict[str, object]:
+    series = {"name": "Flax", "x": list(range(len(loss_by_position))), "y": list(loss_by_position)}
+    words = {"title": "Validation loss by position", "x_label": "position", "y_label": "nats a token"}
+    return _chart("lines", words, [series])
+
+
+def _class_chart(scores: ArrayScores) -> dict[str, object]:
+    confusion = scores.confusion
+    assert confusion is not None
+    counts = confusion.sum(axis=1)
+    shown = [index for index in range(len(counts)) if counts[index]]
+    right = [float(confusion[index, index] / counts[index]) for index in shown]
+    words = {"title": "Share of each class that is recognised", "x_label": "class", "y_label": "share"}
+    return _chart("bars", words, [{"name": "Flax", "x": shown, "y": right}])
+
+
+def _chart(kind: str, words: Mapping[str, str], series: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    return {**words, "kind": kind, "x_scale": "linear", "y_scale": "linear", "series": list(series)}

@@ -221,7 +221,10 @@ class RegisterModelParameters(Parameters):
 
 
 class DeployServeParameters(Parameters):
-    """`deploy.serve`: a Ray Serve deployment of jitted JAX actors behind an OpenAI-compatible endpoint."""
+    """`deploy.serve`: a Ray Serve deployment of jitted JAX actors.
+
+    A decoder answers `/v1/completions`, a text encoder `/v1/embeddings`, any other model `/v1/predict`.
+    """
 
     model: FlaxModelInput = Field(description="What is served.")
     registration: AnyInput | None = Field(
@@ -231,12 +234,26 @@ class DeployServeParameters(Parameters):
         pattern=r"^[A-Za-z0-9][\w.-]*$", description="Name of the deployment and of the model in requests."
     )
     replicas: int = Field(1, ge=1, description="Number of replicas.")
-    slots: int = Field(8, ge=1, le=256, description="Requests decoded together in one replica.")
+    slots: int = Field(8, ge=1, le=256, description="Completions: requests decoded together in one replica.")
     max_context_tokens: int | None = Field(
-        None, ge=16, description="Prompt plus completion; the model's own limit when absent."
+        None,
+        ge=16,
+        description="Prompt plus completion, or the longest text that is embedded; the model's own limit when absent.",
     )
-    prefill_chunk_tokens: int = Field(64, ge=8, description="Prompt tokens processed between two decode steps.")
-    decode_steps: int = Field(4, ge=1, le=64, description="Decode steps inside one jitted call.")
+    prefill_chunk_tokens: int = Field(
+        64, ge=8, description="Completions: prompt tokens processed between two decode steps."
+    )
+    decode_steps: int = Field(4, ge=1, le=64, description="Completions: decode steps inside one jitted call.")
+    max_batch_rows: int = Field(
+        32, ge=1, le=4096, description="Embeddings and predictions: rows of all requests in one forward pass."
+    )
+    batch_wait_seconds: float = Field(
+        0.003, ge=0.0, le=1.0, description="Embeddings and predictions: how long a lone row waits for others."
+    )
+    dimensions: dict[str, Annotated[int, Field(ge=1)]] = Field(
+        default_factory=dict,
+        description="Predictions: sizes, by name, that the model leaves open beside the number of rows.",
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="auto is float32 on a CPU and bfloat16 on a GPU, and says why."
     )

@@ -215,10 +215,10 @@ KINDS: Mapping[str, StageKind] = {
             outputs={"deployment": "deployment"},
             framework=Framework.NONE,
             verify="pipeline.cluster.endpoint:why_not_live",
-            summary="serve the Flax model from jitted JAX actors on Ray Serve",
+            summary="serve the Flax model from jitted JAX actors on Ray Serve: text, embeddings or predictions",
             delegates=True,
             auto_gpus=0.25,
-            default_metrics=("ready_seconds", "smoke_seconds", "smoke_tokens"),
+            default_metrics=("ready_seconds", "smoke_seconds", "smoke_tokens", "smoke_rows"),
         ),
         StageKind(
             name="python.call",

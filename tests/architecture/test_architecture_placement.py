@@ -130,6 +130,7 @@ def test_broad_excepts_stand_only_at_process_boundaries() -> None:
         "pipeline/execution/worker.py",
         "pipeline/tracking/delivery.py",
         "pipeline/serving/engine.py",
+        "pipeline/serving/micro_batcher.py",
         "pipeline/serving/engine_thread.py",
         "pipeline/training/checkpoint.py",
         "pipeline/training/failure.py",

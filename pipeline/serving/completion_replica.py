@@ -1,0 +1,85 @@
+"""A decoder that completes text.
+
+Owns the way from a loaded decoder to an engine behind `/v1/completions`. Knows nothing of Ray.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from starlette.applications import Starlette
+
+from pipeline.errors import ParameterError
+from pipeline.models.config_file import read_config
+from pipeline.models.decoders.model import Decoder
+from pipeline.serving import completion_request
+from pipeline.serving.buckets import Buckets
+from pipeline.serving.engine import Engine
+from pipeline.serving.executor import ModelExecutor
+from pipeline.serving.http import Surface, make_app
+from pipeline.serving.metrics import Metrics
+from pipeline.serving.scheduler import Limits
+from pipeline.serving.served_model import LoadedModel, ServedModel
+from pipeline.serving.tokenizer_file import read_tokenizer
+
+ENDPOINT = "completions"
+
+
+def serve_completions(loaded: LoadedModel) -> ServedModel:
+    """Compile and start the engine.
+
+    Raises:
+        ArtifactError: the tokenizer is missing, damaged or of another model.
+        ParameterError: the context is longer than the model's.
+        EngineUnavailable: warm-up failed.
+    """
+    settings, model = loaded.settings, loaded.module
+    assert isinstance(model, Decoder)
+    config = read_config(loaded.directory)
+    num_tokens = model.config.vocab_size
+    tokenizer = read_tokenizer(loaded.directory, num_tokens=num_tokens)
+    context = settings.context or model.config.longest_context
+    limits = Limits(
+        slots=settings.slots,
+        context=context,
+        chunk_tokens=min(settings.prefill_chunk_tokens, context),
+        decode_steps=settings.decode_steps,
+    )
+    _check_context(limits, model)
+    buckets = Buckets.for_limits(slots=limits.slots, context=limits.context, chunk_tokens=limits.chunk_tokens)
+    with jax.default_device(loaded.device):
+        executor = ModelExecutor(
+            model, limits=limits, buckets=buckets, device=loaded.device, dtype=loaded.placement.dtype
+        )
+    engine = Engine(executor, decoder=tokenizer, limits=limits, metrics=Metrics(model=settings.name))
+    engine.start()
+    served = completion_request.ServedModel(
+        name=settings.name, context=context, num_tokens=num_tokens, stop_ids=stop_ids_of(config)
+    )
+
+    def app(facts: Mapping[str, Any]) -> Starlette:
+        return make_app(Surface(engine=engine, encoder=tokenizer, decoder=tokenizer, model=served, facts=facts))
+
+    facts = {
+        "context_tokens": context,
+        "num_executables": buckets.num_executables,
+        "warm_up_seconds": round(engine.warm_up_seconds, 3),
+    }
+    return ServedModel(engine=engine, endpoint=ENDPOINT, facts=facts, make_app=app)
+
+
+def stop_ids_of(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """End-of-text tokens of a transformers config: one, several or none."""
+    found = config.get("eos_token_id")
+    if found is None:
+        return ()
+    return tuple(int(token) for token in (found if isinstance(found, list) else [found]))
+
+
+def _check_context(limits: Limits, model: Decoder) -> None:
+    longest = model.config.longest_context
+    if limits.context > longest:
+        raise ParameterError(
+            f"max_context_tokens is {limits.context}, but the model can be served with {longest} positions",
+            hint=f"use at most {longest}",
+        )

@@ -1,0 +1,99 @@
+"""The HTTP surface of a replica that embeds text.
+
+Owns `/v1/embeddings`, its status codes and the shapes of OpenAI's answers. Knows nothing of Ray and nothing of jax.
+"""
+
+import base64
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from pipeline.serving.batch_client import ask
+from pipeline.serving.batch_request import BatchRequest, Row
+from pipeline.serving.completion_request import Encoder
+from pipeline.serving.embedding_request import EmbeddingModel, parse_embedding
+from pipeline.serving.engine import EngineUnavailable
+from pipeline.serving.http_routes import make_application, read_body, unavailable, until_disconnect
+from pipeline.serving.json_body import Rejected
+from pipeline.serving.micro_batcher import MicroBatcher
+
+EMBEDDING = "embedding"
+"""The executor's one output."""
+
+
+@dataclass(kw_only=True)
+class EmbeddingSurface:
+    """What the application answers from."""
+
+    engine: MicroBatcher
+    encoder: Encoder
+    model: EmbeddingModel
+    facts: Mapping[str, Any]
+    """Of the deployment; part of `/health`."""
+    drain_seconds: float = 30.0
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.model.name
+
+    @property
+    def card(self) -> Mapping[str, Any]:
+        """What `/v1/models` says of it."""
+        return {"max_model_len": self.model.max_tokens, "dimensions": self.model.size}
+
+
+def make_embedding_app(surface: EmbeddingSurface) -> Starlette:
+    """The application; every error has OpenAI's body."""
+    return make_application(surface, routes=[Route("/v1/embeddings", _embeddings, methods=["POST"])])
+
+
+async def _embeddings(request: Request) -> Response:
+    surface: EmbeddingSurface = request.app.state.surface
+    parsed = parse_embedding(await read_body(request), model=surface.model, encoder=surface.encoder)
+    asked = BatchRequest(request_id=f"embd-{uuid.uuid4().hex}", rows=[token_row(tokens) for tokens in parsed.texts])
+    try:
+        answer = await until_disconnect(request, ask(surface.engine, asked))
+    except EngineUnavailable as error:
+        raise unavailable(str(error)) from error
+    if answer.error:
+        raise Rejected(f"the request failed: {answer.error}", status=500)
+    vectors = [row[EMBEDDING] for row in answer.rows]
+    if not all(np.isfinite(vector).all() for vector in vectors):
+        raise Rejected("the model gave numbers that are not finite", status=500)
+    num_tokens = sum(map(len, parsed.texts))
+    surface.engine.metrics.count("prompt_tokens_total", num_tokens)
+    return JSONResponse(
+        {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": index, "embedding": _written(vector, is_base64=parsed.is_base64)}
+                for index, vector in enumerate(vectors)
+            ],
+            "model": surface.name,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+    )
+
+
+def token_row(tokens: tuple[int, ...]) -> Row:
+    """A text as a row: its tokens, and a mask that padding leaves at 0."""
+    ids = np.asarray(tokens, np.int32)
+    return Row(inputs={"input_ids": ids, "attention_mask": np.ones_like(ids)}, length=len(tokens))
+
+
+def _written(vector: NDArray[np.float32], *, is_base64: bool) -> Any:
+    """A list of numbers, or base64 of little-endian float32, as OpenAI writes them."""
+    if is_base64:
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
+    return vector.tolist()

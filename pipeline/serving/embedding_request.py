@@ -1,0 +1,107 @@
+"""The body of `/v1/embeddings`, read and judged.
+
+Owns every rule about what a client may ask. Pure. The one decision: a text that is longer than the model reads is an
+error, as it is with OpenAI; an embedding of a part would look like one of the whole.
+"""
+
+from dataclasses import dataclass
+
+from pipeline.serving.completion_request import Encoder
+from pipeline.serving.json_body import Fields, Rejected, check_model, json_object, shown
+
+MAX_INPUTS = 2048
+"""OpenAI's."""
+_READ = ("model", "input", "encoding_format", "dimensions")
+_IGNORED = ("user",)
+FORMATS = ("float", "base64")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingModel:
+    """What the body is judged against."""
+
+    name: str
+    max_tokens: int
+    """Of one text, special tokens included."""
+    num_tokens: int
+    """Size of the model's vocabulary."""
+    size: int
+    """Numbers in a vector."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingRequest:
+    """A body without faults."""
+
+    texts: tuple[tuple[int, ...], ...]
+    """Tokens of each."""
+    is_base64: bool
+
+
+def parse_embedding(body: bytes, *, model: EmbeddingModel, encoder: Encoder) -> EmbeddingRequest:
+    """Judge a body.
+
+    Raises:
+        Rejected: 400 with every complaint, 404 where the model is another.
+    """
+    fields = json_object(body)
+    reader = Fields(fields)
+    check_model(fields.get("model"), name=model.name)
+    encoding_format = fields.get("encoding_format") or "float"
+    if encoding_format not in FORMATS:
+        reader.complain("encoding_format", f"must be one of {', '.join(FORMATS)}, found {shown(encoding_format)}")
+    size = reader.integer("dimensions", default=model.size, low=1, high=2**31 - 1)
+    if size != model.size:
+        # Cutting a vector is only right for models that were trained for it, and nothing in a checkpoint says so.
+        reader.complain("dimensions", f"this model's vectors have {model.size} numbers, and are not shortened")
+    texts = _texts(reader, model=model, encoder=encoder)
+    reader.refuse_unknown((*_READ, *_IGNORED))
+    reader.raise_complaints()
+    return EmbeddingRequest(texts=texts, is_base64=encoding_format == "base64")
+
+
+def _texts(reader: Fields, *, model: EmbeddingModel, encoder: Encoder) -> tuple[tuple[int, ...], ...]:
+    value = reader.fields.get("input")
+    if value is None:
+        reader.complain("input", "missing")
+        return ()
+    given = [value] if isinstance(value, str) or _is_tokens(value) else value
+    if not isinstance(given, list) or not given:
+        reader.complain("input", f"must be a string, a list of strings, or tokens, found {shown(value)}")
+        return ()
+    if len(given) > MAX_INPUTS:
+        reader.complain("input", f"has {len(given)} texts, {MAX_INPUTS} are allowed")
+        return ()
+    texts = []
+    for index, item in enumerate(given):
+        tokens = _tokens(item, encoder=encoder)
+        problem = "must be a string or a list of tokens" if tokens is None else _problem(tokens, model)
+        if problem:
+            reader.complain("input", f"item {index} {problem}" + ("" if tokens else f", found {shown(item)}"))
+        else:
+            texts.append(tokens or ())
+    return tuple(texts)
+
+
+def _tokens(item: object, *, encoder: Encoder) -> tuple[int, ...] | None:
+    if isinstance(item, str):
+        return tuple(encoder.encode(item).ids) if item else ()
+    return tuple(item) if isinstance(item, list) and _is_tokens(item) else None
+
+
+def _problem(tokens: tuple[int, ...], model: EmbeddingModel) -> str:
+    if not tokens:
+        return "is empty"
+    if len(tokens) > model.max_tokens:
+        return f"has {len(tokens)} tokens; the model reads {model.max_tokens}"
+    outside = [token for token in tokens if not 0 <= token < model.num_tokens]
+    return f"has token {outside[0]}; the model has 0 to {model.num_tokens - 1}" if outside else ""
+
+
+def _is_tokens(value: object) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(item, int) and not isinstance(item, bool) for item in value)
+
+
+__all__ = ["EmbeddingModel", "EmbeddingRequest", "Rejected", "parse_embedding"]

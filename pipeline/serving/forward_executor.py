@@ -1,0 +1,197 @@
+"""The compiled model: one executable a batch size and length, all from one function.
+
+Owns parameters and executables of a replica that runs whole forward passes. Knows nothing of requests or threads. The
+one decision: executables are compiled ahead into a closed table and rows are padded up to it, so a shape outside the
+table is an error at once and nothing compiles while serving.
+
+Shape suffixes: B batch, L padded length.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from pipeline.errors import ParameterError
+from pipeline.serving.batch_request import Arrays, Row
+from pipeline.serving.buckets import smallest_fit
+
+_LOG = logging.getLogger(__name__)
+_COMPILE_THREADS = 2
+LENGTH = "length"
+"""The name of the dimension along which rows are padded."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputForm:
+    """One input of a row."""
+
+    shape: tuple[int | str, ...]
+    """Without the batch axis; a number is fixed, `length` is what is padded."""
+    dtype: str
+    padding: int = 0
+    """What is written behind a row that is shorter than its bucket."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardShapes:
+    """What is compiled."""
+
+    inputs: Mapping[str, InputForm]
+    batches: tuple[int, ...]
+    """Ascending."""
+    lengths: tuple[int, ...] = (0,)
+    """Ascending; (0,) where nothing is padded."""
+
+
+class ForwardExecutor:
+    """Runs batches of rows on the device."""
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        *,
+        forward: Callable[[nnx.Module, Mapping[str, Any]], Mapping[str, jax.Array]],
+        shapes: ForwardShapes,
+        device: Any,
+        dtype: str,
+    ) -> None:
+        """Place `model`, which is taken over.
+
+        Args:
+            model: the module.
+            forward: gives outputs whose first axis is the batch.
+            shapes: what is compiled.
+            device: where.
+            dtype: float inputs are given in it.
+        """
+        self.shapes = shapes
+        self.outputs: Mapping[str, tuple[int, ...]] = {}
+        """Shape of one row's outputs by name; known after warm-up."""
+        self._dtype = dtype
+        graph, state = nnx.split(model)
+        self._state = jax.device_put(state, device)
+        self._device = device
+
+        def compute(state: Any, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
+            cast = {
+                name: value.astype(dtype) if jnp.issubdtype(value.dtype, jnp.floating) else value
+                for name, value in inputs.items()
+            }
+            outputs = forward(nnx.merge(graph, state), cast)
+            return {
+                name: value.astype(jnp.float32) if jnp.issubdtype(value.dtype, jnp.floating) else value
+                for name, value in outputs.items()
+            }
+
+        self._compute = compute
+        self._table: dict[tuple[int, int], Any] = {}
+
+    @property
+    def num_executables(self) -> int:
+        """Batch sizes times lengths."""
+        return len(self.shapes.batches) * len(self.shapes.lengths)
+
+    def bucket(self, length: int) -> int:
+        """The smallest compiled length that holds `length`."""
+        return smallest_fit(length, self.shapes.lengths)
+
+    def warm_up(self, *, on_progress: Callable[[int, int], None] | None = None) -> float:
+        """Compile every shape, smallest first, and run each once; returns seconds.
+
+        Raises:
+            ParameterError: an output has no batch axis, so rows of several requests cannot share a pass.
+        """
+        started = time.monotonic()
+        keys = sorted((batch, length) for batch in self.shapes.batches for length in self.shapes.lengths)
+        self.outputs = self._row_outputs()
+        jitted = jax.jit(self._compute)
+        with ThreadPoolExecutor(max_workers=_COMPILE_THREADS) as pool:
+            # Tracing holds the interpreter lock, compiling does not: the next is traced while one compiles.
+            pending = [(key, pool.submit(jitted.lower(self._state, self._example(*key)).compile)) for key in keys]
+            for done, (key, future) in enumerate(pending, start=1):
+                self._table[key] = future.result()
+                if on_progress is not None:
+                    on_progress(done, len(keys))
+        for key in keys:
+            # The first call of an executable allocates; no request should wait for that.
+            jax.block_until_ready(self._table[key](self._state, self._example(*key)))
+        return time.monotonic() - started
+
+    def run(self, rows: Sequence[Row]) -> list[Arrays]:
+        """One forward pass over at most the largest batch; the outputs of each row, numpy.
+
+        Raises:
+            ValueError: the rows fit into no compiled shape.
+        """
+        batch = smallest_fit(len(rows), self.shapes.batches)
+        length = self.bucket(max(row.length for row in rows))
+        inputs = {
+            name: self._padded([row.inputs[name] for row in rows], form, batch=batch, length=length)
+            for name, form in self.shapes.inputs.items()
+        }
+        outputs = self._table[batch, length](self._state, inputs)
+        # One transfer for each output; slicing the device array would compile.
+        arrays = {name: np.asarray(value) for name, value in outputs.items()}
+        return [{name: array[index] for name, array in arrays.items()} for index in range(len(rows))]
+
+    def _padded(self, values: Sequence[np.ndarray], form: InputForm, *, batch: int, length: int) -> np.ndarray:
+        """[B, ...]; unused rows are copies of the first, so that nothing in them can be out of range."""
+        out = np.full((batch, *_filled(form.shape, length)), form.padding, form.dtype)
+        for index in range(batch):
+            value = values[index] if index < len(values) else values[0]
+            within: Any = (index, *(slice(size) for size in value.shape))
+            out[within] = value
+        return out
+
+    def _example(self, batch: int, length: int) -> dict[str, np.ndarray]:
+        return {
+            name: np.ones((batch, *_filled(form.shape, length)), form.dtype)
+            for name, form in self.shapes.inputs.items()
+        }
+
+    def _row_outputs(self) -> dict[str, tuple[int, ...]]:
+        length = self.shapes.lengths[-1]
+        found = [jax.eval_shape(self._compute, self._state, self._example(batch, length)) for batch in (2, 3)]
+        wrong = [
+            name
+            for name, value in found[0].items()
+            if not value.shape or value.shape[0] != 2 or found[1][name].shape != (3, *value.shape[1:])
+        ]
+        if wrong:
+            raise ParameterError(
+                f"outputs without a batch axis: {', '.join(wrong)}; rows of several requests cannot share a pass",
+                hint="return tensors whose first axis is that of the inputs",
+            )
+        return {name: tuple(value.shape[1:]) for name, value in found[0].items()}
+
+
+def _filled(shape: Sequence[int | str], length: int) -> tuple[int, ...]:
+    return tuple(length if isinstance(size, str) else size for size in shape)
+
+
+def batch_sizes(largest: int) -> tuple[int, ...]:
+    """1, 4, 16, ... and `largest`: a batch is at most four times as large as its rows."""
+    sizes = []
+    size = 1
+    while size < largest:
+        sizes.append(size)
+        size *= 4
+    return (*sizes, largest)
+
+
+def length_sizes(largest: int, *, smallest: int = 16) -> tuple[int, ...]:
+    """Doubling lengths up to `largest`."""
+    sizes = []
+    size = min(smallest, largest)
+    while size < largest:
+        sizes.append(size)
+        size *= 2
+    return (*sizes, largest)

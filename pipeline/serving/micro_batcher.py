@@ -1,0 +1,324 @@
+"""The micro-batcher: one thread that owns the device and runs rows of several requests together.
+
+Owns the queue, what runs next, and what fails with what. Knows nothing of HTTP, of jax or of what a row means. The one
+decision: a row waits at most `wait_seconds` for company, and only where the device is free; while a batch runs, the
+next one gathers by itself. A batch that fails is run again request by request, so a request's failure is its own;
+after several failures in a row the device is taken to be broken, and the batcher ends and says so.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pipeline.serving.batch_request import Arrays, BatchAnswer, BatchRequest, Row, Sink
+from pipeline.serving.compile_watch import CompileWatch
+from pipeline.serving.engine import STALL_SECONDS, EngineStatus, EngineUnavailable
+from pipeline.serving.metrics import Metrics
+
+_LOG = logging.getLogger(__name__)
+MAX_FAILURES_IN_A_ROW = 3
+"""Requests that failed alone, without a success between them."""
+
+
+class BatchExecutor(Protocol):
+    """What the batcher needs of the device."""
+
+    @property
+    def num_executables(self) -> int:
+        """How many shapes are compiled at warm-up."""
+        ...
+
+    def warm_up(self, *, on_progress: Callable[[int, int], None] | None = None) -> float:
+        """Compile everything; seconds."""
+        ...
+
+    def bucket(self, length: int) -> int:
+        """The length to which a row of this length is padded."""
+        ...
+
+    def run(self, rows: Sequence[Row]) -> list[Arrays]:
+        """One forward pass; the outputs of each row."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchLimits:
+    """What one replica takes."""
+
+    max_batch_rows: int
+    wait_seconds: float
+    """A lone row waits so long for others."""
+    max_waiting_rows: int = 4096
+
+
+@dataclass(kw_only=True, slots=True)
+class _Job:
+    request: BatchRequest
+    sink: Sink
+    arrived_at: float
+    results: list[Arrays | None]
+    has_started: bool = False
+    num_done: int = 0
+    is_cancelled: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Item:
+    """One row of a job."""
+
+    job: _Job
+    index: int
+
+    @property
+    def row(self) -> Row:
+        return self.job.request.rows[self.index]
+
+
+@dataclass(kw_only=True, slots=True)
+class _Queue:
+    """Rows that wait, in order of arrival."""
+
+    items: deque[_Item] = field(default_factory=deque)
+    jobs: dict[str, _Job] = field(default_factory=dict)
+
+    def take(self, *, max_rows: int, bucket: Callable[[int], int]) -> list[_Item]:
+        """The oldest row, and those behind it that fit into its padded length."""
+        while self.items and self.items[0].job.is_cancelled:
+            self.items.popleft()
+        if not self.items:
+            return []
+        limit = bucket(self.items[0].row.length)
+        taken: list[_Item] = []
+        passed: list[_Item] = []
+        while self.items and len(taken) < max_rows:
+            item = self.items.popleft()
+            if not item.job.is_cancelled:
+                (taken if item.row.length <= limit else passed).append(item)
+        self.items.extendleft(reversed(passed))
+        return taken
+
+
+class MicroBatcher:
+    """Dynamic batching over one executor."""
+
+    def __init__(self, executor: BatchExecutor, *, limits: BatchLimits, metrics: Metrics, strict: bool = False) -> None:
+        """`strict` makes a compile after warm-up end the batcher."""
+        self.limits = limits
+        self.metrics = metrics
+        self.warm_up_seconds = 0.0
+        self._executor = executor
+        self._strict = strict
+        self._queue = _Queue()
+        self._wake = threading.Condition()
+        self._ready = threading.Event()
+        self._is_draining = False
+        self._is_stopping = False
+        self._failure: str | None = None
+        self._num_running = 0
+        self._num_failures = 0
+        self._last_batch_at = time.monotonic()
+        self._watch = CompileWatch()
+        self._thread = threading.Thread(target=self._run, name="micro-batcher", daemon=True)
+
+    def start(self, *, timeout_seconds: float | None = None) -> None:
+        """Start the thread and wait until it is warm.
+
+        Raises:
+            EngineUnavailable: warm-up failed or took longer than `timeout_seconds`.
+        """
+        self._thread.start()
+        self._ready.wait(timeout_seconds)
+        if self._failure is not None:
+            raise EngineUnavailable(self._failure)
+        if not self._ready.is_set():
+            raise EngineUnavailable(f"the micro-batcher is not warm after {timeout_seconds:g} s")
+
+    def submit(self, request: BatchRequest, *, sink: Sink) -> None:
+        """Queue a request; `sink` gets its answer once.
+
+        Raises:
+            EngineUnavailable: it starts, drains, is full or has failed.
+        """
+        with self._wake:
+            if self._failure is not None:
+                raise EngineUnavailable(self._failure)
+            if self._is_draining or not self._ready.is_set():
+                raise EngineUnavailable("the server is starting or shutting down")
+            if len(self._queue.items) + len(request.rows) > self.limits.max_waiting_rows:
+                raise EngineUnavailable(f"{len(self._queue.items)} of {self.limits.max_waiting_rows} rows wait already")
+            job = _Job(request=request, sink=sink, arrived_at=time.monotonic(), results=[None] * len(request.rows))
+            self._queue.jobs[request.request_id] = job
+            self._queue.items.extend(_Item(job=job, index=index) for index in range(len(request.rows)))
+            self._wake.notify()
+
+    def cancel(self, request_id: str) -> None:
+        """Rows that have not started never run; harmless where the request is unknown or finished."""
+        with self._wake:
+            job = self._queue.jobs.pop(request_id, None)
+            if job is not None:
+                job.is_cancelled = True
+                self.metrics.count("aborted_requests_total", label="client")
+
+    def stop(self, *, drain_seconds: float) -> None:
+        """Take nothing new, let what waits finish for so long, refuse the rest, end the thread."""
+        with self._wake:
+            self._is_draining = True
+            self._wake.notify()
+        deadline = time.monotonic() + drain_seconds
+        while self._is_busy() and time.monotonic() < deadline and self._thread.is_alive():
+            time.sleep(0.01)
+        with self._wake:
+            self._is_stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout=STALL_SECONDS)
+
+    def status(self) -> EngineStatus:
+        """What a health check wants to know."""
+        failure = self._failure
+        waited = time.monotonic() - self._last_batch_at
+        if failure is None and self._ready.is_set() and self._is_busy() and waited > STALL_SECONDS:
+            failure = f"no batch ended for {waited:.0f} s while requests wait"
+        return EngineStatus(
+            is_ready=self._ready.is_set() and failure is None and not self._is_draining,
+            failure=failure,
+            num_running=self._num_running,
+            num_waiting=len(self._queue.items),
+            num_compiles_while_serving=self._watch.count,
+        )
+
+    def _is_busy(self) -> bool:
+        return bool(self._queue.items) or self._num_running > 0
+
+    def _run(self) -> None:
+        try:
+            self.warm_up_seconds = self._executor.warm_up(
+                on_progress=lambda done, total: _LOG.info("compiled %d of %d", done, total)
+            )
+            self.metrics.count("compile_events_total", self._executor.num_executables, label="warmup")
+            self._watch.start()
+            self._ready.set()
+            while (batch := self._gather()) is not None:
+                self._work(batch)
+        except Exception as error:  # the thread's boundary: whatever it is, requests must not hang
+            _LOG.exception("the micro-batcher failed")
+            self._failure = f"the micro-batcher failed: {type(error).__name__}: {error}"
+        finally:
+            self._abort_all()
+            self._ready.set()
+            self._watch.stop()
+
+    def _gather(self) -> list[_Item] | None:
+        """The next batch, after its wait for company; None at the end."""
+        limits = self.limits
+        with self._wake:
+            while not self._queue.items and not self._is_stopping:
+                self._publish()
+                self._wake.wait()
+            if not self._is_stopping:
+                self._last_batch_at = time.monotonic()  # idle time is no stall
+                # From the arrival of the oldest: a row that already waited for the batch before runs at once.
+                until = self._queue.items[0].job.arrived_at + limits.wait_seconds
+                while len(self._queue.items) < limits.max_batch_rows and not (self._is_draining or self._is_stopping):
+                    left = until - time.monotonic()
+                    if left <= 0:
+                        break
+                    self._wake.wait(left)
+            if self._is_stopping:
+                return None
+            batch = self._queue.take(max_rows=limits.max_batch_rows, bucket=self._executor.bucket)
+            self._num_running = len(batch)
+            self._publish()
+        return batch
+
+    def _work(self, batch: list[_Item]) -> None:
+        if batch:
+            now = time.monotonic()
+            for job in _jobs(batch):
+                if not job.has_started:
+                    job.has_started = True
+                    self.metrics.observe("request_queue_time_seconds", now - job.arrived_at)
+            self._execute(batch)
+        self._num_running = 0
+        self._last_batch_at = time.monotonic()
+        self._check_compiles()
+
+    def _execute(self, batch: list[_Item]) -> None:
+        try:
+            self._run_rows(batch)
+        except Exception:  # a batch's own boundary: its requests are tried alone
+            jobs = _jobs(batch)
+            _LOG.exception("a batch of %d rows of %d requests failed", len(batch), len(jobs))
+            for job in jobs:
+                self._execute_alone(job, [item for item in batch if item.job is job])
+
+    def _execute_alone(self, job: _Job, batch: list[_Item]) -> None:
+        try:
+            self._run_rows(batch)
+        except Exception as error:  # a request's own boundary: it fails alone
+            self._finish(job, error=f"{type(error).__name__}: {error}")
+            self._num_failures += 1
+            if self._num_failures >= MAX_FAILURES_IN_A_ROW:
+                raise RuntimeError(f"{self._num_failures} requests in a row failed; the last: {error}") from error
+
+    def _run_rows(self, batch: list[_Item]) -> None:
+        outputs = self._executor.run([item.row for item in batch])
+        self._num_failures = 0
+        self.metrics.count("batches_total")
+        self.metrics.count("rows_total", len(batch))
+        for item, output in zip(batch, outputs, strict=True):
+            item.job.results[item.index] = output
+            item.job.num_done += 1
+        for job in _jobs(batch):
+            if job.num_done == len(job.results):
+                self._finish(job)
+
+    def _finish(self, job: _Job, *, error: str = "") -> None:
+        """The one place where a request leaves."""
+        with self._wake:
+            known = self._queue.jobs.pop(job.request.request_id, None)
+            if error:
+                job.is_cancelled = True  # rows of it that wait do not run
+        if known is None:
+            return
+        if error:
+            answer = BatchAnswer(request_id=job.request.request_id, error=error)
+            self.metrics.count("aborted_requests_total", label="error")
+        else:
+            rows = [row for row in job.results if row is not None]
+            answer = BatchAnswer(request_id=job.request.request_id, rows=rows)
+            self.metrics.count("request_success_total", label="stop")
+            self.metrics.observe("e2e_request_latency_seconds", time.monotonic() - job.arrived_at)
+        try:
+            job.sink(answer)
+        except Exception:  # a reader that is gone must not end the others
+            _LOG.exception("the reader of request %s failed", job.request.request_id)
+
+    def _abort_all(self) -> None:
+        with self._wake:
+            self._is_draining = True
+            jobs = list(self._queue.jobs.values())
+        for job in jobs:
+            self._finish(job, error=self._failure or "the server shut down")
+
+    def _publish(self) -> None:
+        self.metrics.gauge("num_requests_running", self._num_running)
+        self.metrics.gauge("num_requests_waiting", len(self._queue.items))
+
+    def _check_compiles(self) -> None:
+        new = self._watch.count - int(self.metrics.value("compile_events_total", label="serving"))
+        if new > 0:
+            self.metrics.count("compile_events_total", new, label="serving")
+            _LOG.error("%d compiles while serving; a shape is missing from warm-up", new)
+            if self._strict:
+                raise RuntimeError(f"{new} compiles after warm-up")
+
+
+def _jobs(batch: Sequence[_Item]) -> list[_Job]:
+    """Each request of the batch once, in order."""
+    return list({id(item.job): item.job for item in batch}.values())

@@ -1,0 +1,55 @@
+"""A model that predicts: arrays in, arrays out.
+
+Owns the way from a loaded model to a micro-batcher behind `/v1/predict`. Knows nothing of Ray.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.applications import Starlette
+
+from pipeline.serving.forward_executor import ForwardExecutor, ForwardShapes, batch_sizes
+from pipeline.serving.input_forms import row_forms
+from pipeline.serving.metrics import Metrics
+from pipeline.serving.micro_batcher import BatchLimits, MicroBatcher
+from pipeline.serving.predict_http import PredictSurface, make_predict_app
+from pipeline.serving.predict_request import PredictModel
+from pipeline.serving.served_model import LoadedModel, ServedModel
+
+ENDPOINT = "predict"
+MAX_ROWS = 1024
+"""Of one request; more would hold up everybody else's."""
+
+
+def serve_predictions(loaded: LoadedModel) -> ServedModel:
+    """Compile and start the micro-batcher.
+
+    Raises:
+        ParameterError: a size beside the batch is open and not given, or an output has no batch axis.
+        EngineUnavailable: warm-up failed.
+    """
+    settings, description = loaded.settings, loaded.description
+    shapes = ForwardShapes(
+        inputs=row_forms(description, dimensions=settings.dimensions), batches=batch_sizes(settings.max_batch_rows)
+    )
+    executor = ForwardExecutor(
+        loaded.module,
+        forward=description.forward,
+        shapes=shapes,
+        device=loaded.device,
+        dtype=loaded.placement.dtype,
+    )
+    limits = BatchLimits(max_batch_rows=settings.max_batch_rows, wait_seconds=settings.batch_wait_seconds)
+    engine = MicroBatcher(executor, limits=limits, metrics=Metrics(model=settings.name))
+    engine.start()
+    model = PredictModel(name=settings.name, inputs=shapes.inputs, outputs=executor.outputs, max_rows=MAX_ROWS)
+
+    def app(facts: Mapping[str, Any]) -> Starlette:
+        return make_predict_app(PredictSurface(engine=engine, model=model, facts=facts))
+
+    facts = {
+        "max_batch_rows": limits.max_batch_rows,
+        "num_executables": executor.num_executables,
+        "warm_up_seconds": round(engine.warm_up_seconds, 3),
+    }
+    return ServedModel(engine=engine, endpoint=ENDPOINT, facts=facts, make_app=app)

@@ -1,0 +1,44 @@
+"""A loaded model, and a model that answers.
+
+Owns the two values between a replica and the ways of serving. The one decision: a way of serving is a function from
+the first to the second, chosen by what the model is.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flax import nnx
+from starlette.applications import Starlette
+
+from pipeline.models.description import ModelDescription
+from pipeline.serving.device import Placement
+from pipeline.serving.http_routes import Worker
+from pipeline.serving.replica_settings import ReplicaSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """Read and checked, with its parameters in the dtype it is served in."""
+
+    settings: ReplicaSettings
+    directory: Path
+    description: ModelDescription
+    module: nnx.Module
+    device: Any
+    """Of jax."""
+    placement: Placement
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """Compiled, with its thread running."""
+
+    engine: Worker
+    endpoint: str
+    """What it answers: `completions`, `embeddings` or `predict`."""
+    facts: Mapping[str, Any]
+    """For `/health`."""
+    make_app: Callable[[Mapping[str, Any]], Starlette]
+    """From all facts of the deployment."""
