@@ -4,10 +4,11 @@ Owns the order of the levels and which inputs they are given. Knows no formula, 
 decision: all three levels always run, on random inputs that break symmetries, because the worst faults of a conversion
 have the right shape and wrong values: tensors alone do not show a wrong formula, outputs alone do not show where.
 
-Shape suffixes: B rows, T positions, N continued tokens.
+Shape suffixes: B rows, P prompt tokens, N continued tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,8 @@ from converters.parity_report import (
 )
 from converters.parity_tensors import compare_tensors
 from converters.torch_activations import torch_outputs, watching
-from pipeline.models.description import Arrays
+from pipeline.evaluation.torch_predictor import TorchPredictor
+from pipeline.models.description import Arrays, ModelKind
 
 PROMPT_TOKENS = 8
 CONTINUED_TOKENS = 16
@@ -147,13 +149,21 @@ def _block_templates(pair: ModelPair, *, taps: Sequence[str]) -> Sequence[tuple[
 def _continue(
     pair: ModelPair, *, runner: FlaxRunner, inputs: Mapping[str, NDArray[np.generic]], num_tokens: int
 ) -> tuple[ContinuedPrompt, ...]:
-    """Both continue the rows of `inputs`; nothing for a model that does not generate."""
+    """Both continue the rows of `inputs`; nothing for a model that does not generate.
+
+    A decoder of transformers goes through its own key-value cache, the way torch users run it, while Flax reads the
+    whole text again: agreement then speaks for both ways of decoding.
+    """
     tokens = TOKEN_INPUTS.get(pair.description.kind)
     if tokens is None or tokens not in inputs or num_tokens < 1:
         return ()
     prompt_tokens = min(PROMPT_TOKENS, inputs[tokens].shape[1])
-    found = [
-        continue_by_forward(forward, inputs=inputs, tokens=tokens, prompt_tokens=prompt_tokens, num_tokens=num_tokens)
-        for forward in (lambda given: torch_outputs(pair.reference, given), runner.outputs)
-    ]
-    return continued(found[0], found[1])
+    by_forward = partial(
+        continue_by_forward, inputs=inputs, tokens=tokens, prompt_tokens=prompt_tokens, num_tokens=num_tokens
+    )
+    if pair.description.kind is ModelKind.CAUSAL_LM and hasattr(pair.reference, "generate"):
+        prompts_BP = inputs[tokens][:, :prompt_tokens]
+        theirs_BN = TorchPredictor(pair.reference).continue_greedily(prompts_BP, num_tokens=num_tokens)
+    else:
+        theirs_BN = by_forward(lambda given: torch_outputs(pair.reference, given))
+    return continued(theirs_BN, by_forward(runner.outputs))
