@@ -7,7 +7,7 @@ before it begins, that also holds for a trial whose process dies.
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -109,7 +109,7 @@ def run_trial(entry: ZooEntry, record: Path) -> None:
             model = entry.build()
         trial.facts["num_parameters"] = sum(parameter.numel() for parameter in model.module.parameters())
         with trial.step("export", Ended.NOT_EXPORTED):
-            exported, trial.facts["open_batch"] = export(model)
+            exported, trial.facts["open_batch"] = export(model, again=entry.build)
         with trial.step("convert", Ended.NOT_CONVERTED):
             traced = convert(model, exported)
         with trial.step("run", Ended.NOT_RUN):
@@ -155,8 +155,12 @@ def in_few_words(error: BaseException) -> str:
     return text if len(text) <= _MAX_REASON else text[: _MAX_REASON - 3] + "..."
 
 
-def export(model: ZooModel) -> tuple[ExportedProgram, bool]:
+def export(model: ZooModel, *, again: Callable[[], ZooModel]) -> tuple[ExportedProgram, bool]:
     """The exported graph, with an open number of rows where torch takes that; and whether it is open.
+
+    Args:
+        model: the torch module and its inputs.
+        again: makes the same once more; a module may keep what it saw when an export failed half way.
 
     Raises:
         ConversionError: `torch.export` refuses the model even with fixed sizes.
@@ -164,7 +168,8 @@ def export(model: ZooModel) -> tuple[ExportedProgram, bool]:
     try:
         exported = export_module(model.module, args=(), kwargs=model.inputs, dynamic=_open_rows(model.inputs))
     except ConversionError:
-        return export_module(model.module, args=(), kwargs=model.inputs, dynamic={}), False
+        fresh = again()
+        return export_module(fresh.module, args=(), kwargs=fresh.inputs, dynamic={}), False
     return exported, bool(exported.range_constraints)
 
 

@@ -68,7 +68,10 @@ EXACT: Mapping[str, int] = {
     **dict.fromkeys(("expert_ffn_hidden_size", "moe_shared_expert_intermediate_size"), 24),
     **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts", "num_experts_per_token"), 2),
-    **dict.fromkeys(("zero_expert_num", "index_topk", "index_topk_blocks", "index_kpool"), 4),
+    **dict.fromkeys(("zero_expert_num", "index_topk_blocks", "index_kpool"), 4),
+    # More keys than there are tokens: an indexer scores many 0, and torch does not say which of equals it takes.
+    "index_topk": 16,
+    "mm_tokens_per_image": 4,
     "n_group": 2,
     "topk_group": 1,
     **dict.fromkeys(("vocab_size", "src_vocab_size", "tgt_vocab_size", "text_vocab_size"), VOCABULARY),

@@ -21,19 +21,23 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "input_ids": ("attention_mask", "bbox", "mm_token_type_ids"),
     "pixel_values": ("image_grid_thw", "grid_thw", "image_grid_hws", "spatial_shapes", "pixel_attention_mask"),
     "pixel_values_videos": ("video_grid_thw",),
-    "input_features": ("feature_lens", "input_features_mask"),
+    "input_features": ("feature_lens", "input_features_mask", "feature_attention_mask"),
 }
 """Keyword -> keywords that are filled too where `forward` has them."""
 DECODER = ("decoder_input_ids",)
 MODALITIES = ("input_ids", "pixel_values", "input_features", "input_values")
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "decision_transformer": ("actions", "rewards", "returns_to_go", "timesteps"),
+    "llava_next": ("pixel_values", "image_sizes"),
+    "llava_next_video": ("pixel_values", "image_sizes"),
+    "llava_onevision": ("pixel_values", "image_sizes"),
+    "mistral3": ("pixel_values", "image_sizes"),
     "lxmert": ("visual_feats", "visual_pos"),
-    "kosmos-2": ("image_embeds", "image_embeds_position_mask"),
+    "kosmos-2": ("pixel_values", "image_embeds_position_mask"),
     "visual_bert": ("visual_embeds",),
 }
 """Model type -> keywords that have a default and are needed all the same."""
-_MAX_TRIES = 24
+_MAX_FORMS = 40
 _MISMATCH = re.compile(r"tokens:? (\d+).*?features:?,? (\d+)", re.S)
 _TOKEN_FIELDS = {
     "image": ("image_token_id", "image_token_index"),
@@ -53,15 +57,13 @@ def candidates(model: PreTrainedModel) -> Iterator[Inputs]:
     if not sets:
         missing = ", ".join(name for name in _core(model, facts) if name not in MAKERS)
         raise LookupError(f"no example is known for its input {missing}")
-    # Every keyword may have values of several forms; all in their first form come first.
-    forms = [tuple(range(len(MAKERS[name]))) for name in sets[0]]
-    orders = sorted(itertools.product(*forms), key=lambda chosen: (sum(1 for form in chosen if form), chosen))
-    tries = [(sets[0], orders[0]), *((names, orders[0][: len(names)]) for names in sets[1:])]
-    tries += [(sets[0], order) for order in orders[1:]]
-    tries += [(sets[-1], order) for order in itertools.product(*(range(len(MAKERS[name])) for name in sets[-1]))]
-    for names, order in tries[:_MAX_TRIES]:
-        facts = Facts(model, seed=0)
-        yield {name: MAKERS[name][form](facts) for name, form in zip(names, order, strict=True)}
+    for names in sets:
+        # Every keyword may have values of several forms; those in which most have their first form come first.
+        forms = itertools.product(*(range(len(MAKERS[name])) for name in names))
+        orders = sorted(forms, key=lambda chosen: (sum(1 for form in chosen if form), chosen))
+        for order in orders[:_MAX_FORMS]:
+            facts = Facts(model, seed=0)
+            yield {name: MAKERS[name][form](facts) for name, form in zip(names, order, strict=True)}
 
 
 def _core(model: PreTrainedModel, facts: Facts) -> list[str]:
@@ -105,11 +107,13 @@ def place_tokens(inputs: Inputs, *, model: PreTrainedModel, complaint: str) -> I
     match = _MISMATCH.search(complaint)
     if match is None or "input_ids" not in inputs:
         return None
-    features = int(match.group(2))
+    tokens_found, features = int(match.group(1)), int(match.group(2))
     kind = next((kind for kind in ("audio", "video") if kind in complaint.lower()), "image")
     facts = Facts(model, seed=1)
     token = facts.find(*_TOKEN_FIELDS[kind], default=None)
-    if token is None or features % BATCH or features == 0 or int(match.group(1)) == features:
+    if tokens_found == features:
+        features //= facts.width  # some count numbers, not features
+    if token is None or features % BATCH or features == 0 or tokens_found == features:
         return None
     text = facts.tokens(TOKENS)
     special = torch.full((BATCH, features // BATCH), int(token))

@@ -20,10 +20,12 @@ _WITHOUT_TIMM = {
     "num_feature_levels": 1,
 }
 _RT_DETR = {"encoder_in_channels": [32, 64, 128], "decoder_in_channels": [64, 64, 64]}
+_ONE_TILE = {"image_grid_pinpoints": [[32, 32]]}
 _MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}}
 
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "align": {"projection_dim": 640},
+    "aria": {"projector_patch_to_query_dict": {16: 8}},
     "autoformer": {**_SERIES_MODEL, "moving_average": 5},
     "informer": _SERIES_MODEL,
     "time_series_transformer": _SERIES_MODEL,
@@ -61,10 +63,14 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "llama4": {"vision_config": {"intermediate_size": 256}},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "levit": {"image_size": 64, "patch_size": 16},
+    "llava_next": _ONE_TILE,
+    "llava_next_video": _ONE_TILE,
+    "llava_onevision": _ONE_TILE,
     "mamba2": {"head_dim": 32},
     "maskformer-swin": _SWIN,
     "ministral": _SMALL_HEADS,
     "nemotron": {**_SMALL_HEADS, "num_key_value_heads": 2},
+    "paligemma": {"projection_dim": 64, "vision_config": {"projection_dim": 64}},
     "pix2struct": {"vision_config": {"patch_size": 16}},
     "rt_detr_resnet": {"embedding_size": 16, "hidden_sizes": [16, 32, 64, 128], "layer_type": "basic"},
     "rt_detr": _RT_DETR,
@@ -72,6 +78,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "swin": _SWIN,
     "swinv2": _SWIN,
     "table-transformer": _WITHOUT_TIMM,
+    "vipllava": {"vision_feature_layers": [-1, -2]},
     "xmod": {"languages": ["en_XX", "de_DE"], "default_language": "en_XX"},
     "sam2_hiera_det_model": {"hidden_size": 96},
     "zamba": {"num_hidden_layers": 8},

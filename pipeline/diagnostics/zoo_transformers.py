@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from pipeline.diagnostics.trace_zoo import BuildError, ZooModel
-from pipeline.diagnostics.zoo_configs import LEVELS, Shrink
+from pipeline.diagnostics.zoo_configs import LEVELS, Shrink, parts
 from pipeline.diagnostics.zoo_inputs import Inputs, candidates, place_tokens
 from pipeline.diagnostics.zoo_overrides import HEAD_OVERRIDES, HEADS
 from pipeline.diagnostics.zoo_random import randomize
@@ -68,7 +68,7 @@ def build(name: str) -> ZooModel:
 
 def _build(name: str, *, shrink: Shrink) -> ZooModel:
     config = shrink.config(CONFIG_MAPPING[name.partition(":")[0]], **HEAD_OVERRIDES.get(name, {}))
-    for part in (config, *(value for value in vars(config).values() if isinstance(value, PreTrainedConfig))):
+    for part in parts(config):
         part.use_cache = False
     chosen = model_class(name, config=config)
     with torch.device("meta"):

@@ -186,6 +186,7 @@ MAKERS: Mapping[str, tuple[Callable[[Facts], Any], ...]] = {
     "pixel_attention_mask": (
         lambda f: torch.ones(BATCH, _num_patches(f), dtype=torch.int64),
         lambda f: torch.ones(BATCH, *f.image_size, dtype=torch.int64),
+        lambda f: torch.ones(BATCH, 1, *f.image_size, dtype=torch.bool),
     ),
     "pixel_position_ids": (lambda f: _grid_positions(),),
     "flattened_patches": (lambda f: f.normal(BATCH, TOKENS, 2 + _patch_width(f)),),
@@ -202,6 +203,9 @@ MAKERS: Mapping[str, tuple[Callable[[Facts], Any], ...]] = {
         lambda f: torch.ones(BATCH, _frames(f), dtype=torch.int64),
         lambda f: torch.ones(BATCH, _frames(f), dtype=torch.bool),
     ),
+    "image_embeds_position_mask": (lambda f: (torch.arange(TOKENS) < TOKENS - 1).repeat(BATCH, 1),),
+    "feature_attention_mask": (lambda f: torch.ones(BATCH, _frames(f), dtype=torch.int64),),
+    "image_sizes": (lambda f: torch.tensor([f.image_size] * BATCH),),
     "is_longer": (lambda f: torch.tensor([[False]] * BATCH),),
     "feature_lens": (lambda f: torch.tensor([_frames(f)] * BATCH),),
     "audio_mel": (lambda f: f.normal(BATCH, FRAMES, f.mel_bins),),

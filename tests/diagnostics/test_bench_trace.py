@@ -115,7 +115,7 @@ class Halved(torch.nn.Module):
 
 def test_a_trial_compares_what_both_compute() -> None:
     model = ZooModel(module=Halved().eval(), inputs={"x": torch.randn(3, 2)})
-    exported, is_open = export(model)
+    exported, is_open = export(model, again=lambda: model)
     assert is_open
     traced = convert(model, exported)
     assert compare(model, traced, fewer_rows=True) < 1e-6
