@@ -8,16 +8,17 @@ from pathlib import Path
 
 from converters.float8 import DequantizedSource
 from converters.gguf_reader import GgufSource
+from converters.onnx_reader import OnnxSource
 from converters.safetensors_reader import SafetensorsSource
 from converters.source import CheckpointSource
 from converters.torch_dcp_reader import TorchDcpSource
 from converters.torch_file_reader import TorchFileSource
 from pipeline.errors import CheckpointError
 
-READERS = (TorchDcpSource, SafetensorsSource, TorchFileSource, GgufSource)
+READERS = (TorchDcpSource, SafetensorsSource, TorchFileSource, GgufSource, OnnxSource)
 ALLOWED = (
     "dcp/ or .metadata with *.distcp (torch.distributed.checkpoint); *.safetensors with or without an index; *.bin, "
-    "*.pt, *.pth (torch.save); *.gguf (llama.cpp)"
+    "*.pt, *.pth (torch.save); *.gguf (llama.cpp); *.onnx with config.json"
 )
 
 
