@@ -43,6 +43,7 @@ class FlaxSource(BesideTheWeights):
         self._carried: CheckpointSource | None = (
             open_source(directory / CARRIED_FILE) if self.manifest.carried else None
         )
+        self._last: tuple[Conversion, list[Array]] | None = None
         self.headers = self._headers()
 
     @staticmethod
@@ -56,9 +57,18 @@ class FlaxSource(BesideTheWeights):
         if self._carried is not None and name in self._carried.headers:
             return self._carried.read(name)
         conversion, index = self._conversions[name]
-        arrays = [self._leaves.read(target.path) for target in conversion.targets]
-        made = self._rules[conversion.sources[0].name].inverted().apply(arrays)
-        return np.asarray(made[index], order="C")
+        return np.asarray(self._tensors_of(conversion)[index], order="C")
+
+    def _tensors_of(self, conversion: Conversion) -> list[Array]:
+        """What a conversion was made from; kept until the next, because many experts come from one leaf."""
+        if self._last is None or self._last[0] is not conversion:
+            self._last = None  # let go before the next is read
+            arrays = [self._leaves.read(target.path) for target in conversion.targets]
+            self._last = conversion, self._rules[conversion.sources[0].name].inverted().apply(arrays)
+        made = self._last[1]
+        if len(made) == 1:
+            self._last = None
+        return made
 
     def _headers(self) -> Mapping[str, TensorHeader]:
         headers = {

@@ -65,6 +65,11 @@ class Each:
 
     operations: tuple[Operation, ...]
 
+    def __str__(self) -> str:
+        if len(set(self.operations)) == 1:
+            return f"Each({len(self.operations)} x {self.operations[0]})"
+        return f"Each({', '.join(map(str, self.operations))})"
+
     def apply(self, arrays: Sequence[Array]) -> list[Array]:
         """As many arrays as were given."""
         self.shapes([a.shape for a in arrays])

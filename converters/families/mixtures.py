@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from converters.families.decoder_rules import OURS, linear
+from converters.families.decoder_rules import KERNEL, OURS, linear
 from converters.families.llama import LAYER, attention_rules, finished, mlp_rules, outer_rules
 from converters.families.table import FamilyTable
-from converters.list_operations import Stack
+from converters.list_operations import Each, Stack
 from converters.operations import Split, Transpose
 from converters.rules import Rule
 from pipeline.models.decoders.config import DecoderConfig, Experts
@@ -79,7 +79,8 @@ def _apart(config: DecoderConfig, experts: Experts) -> list[Rule]:
                     f"{LAYER}.{theirs.block}.experts.{number}.{name}.weight" for number in range(experts.num)
                 ),
                 targets=(f"{OURS}.mlp.experts.{ours}.kernel",),
-                operations=(Stack(experts.num), _KERNELS),
+                # Transposed before they are stacked: the stack is then the only copy beside what was read.
+                operations=(Each((KERNEL,) * experts.num), Stack(experts.num)),
             )
         )
     return rules

@@ -217,6 +217,8 @@ def test_lists_of_tensors_are_stacked_and_changed_one_by_one():
     each = Each((Transpose((1, 0)), Reshape((2, 3), (6,))))
     assert [made.shape for made in each.apply(parts[:2])] == [(3, 2), (6,)]
     assert each.shapes([(2, 3), (2, 3)]) == [(3, 2), (6,)]
+    assert str(Each((Transpose((1, 0)),) * 3)) == "Each(3 x Transpose(axes=(1, 0)))"
+    assert str(each) == "Each(Transpose(axes=(1, 0)), Reshape(before=(2, 3), after=(6,)))"
     back = each.inverted().apply(each.apply(parts[:2]))
     assert all(np.array_equal(a, b) for a, b in zip(back, parts[:2], strict=True))
 
