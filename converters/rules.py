@@ -56,6 +56,11 @@ def fields(template: str) -> frozenset[str]:
     return frozenset(field[1] for field in _FIELD.finditer(template))
 
 
+def _listed(names: Sequence[str]) -> str:
+    """All of a few names; the ends of many (experts)."""
+    return " + ".join(names) if len(names) <= 4 else f"{names[0]} + ... + {names[-1]} ({len(names)} tensors)"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
     """Source tensors, target leaves, and the operations between them, in order.
@@ -82,7 +87,7 @@ class Rule:
         return cls(sources=(source,), targets=(target,), operations=operations)
 
     def __str__(self) -> str:
-        return f"{' + '.join(self.sources)} -> {' + '.join(self.targets)}"
+        return f"{_listed(self.sources)} -> {_listed(self.targets)}"
 
     def inverted(self) -> "Rule":
         """The rule that leads back; `rule.inverted().inverted() == rule`."""

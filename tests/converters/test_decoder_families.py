@@ -17,7 +17,7 @@ from converters.conversion import convert, to_torch
 from converters.families.registry import table_for
 from converters.manifest import ConversionManifest
 from converters.rules import render
-from pipeline.errors import ParameterError
+from pipeline.errors import ConversionError, ParameterError
 from pipeline.models.checkpoint import build_model, load_model, read_parameters
 from pipeline.models.decoders.model import empty_cache, fuse_projections
 from pipeline.models.decoders.readers import READERS
@@ -278,6 +278,19 @@ def test_experts_that_are_stacked_as_in_memory_give_the_same_leaves_and_come_bac
     assert back.keys() == state.keys()
     for name, tensor in back.items():
         np.testing.assert_array_equal(tensor, state[name])
+
+
+def test_a_missing_expert_is_named(converted, tmp_path):
+    _, checkpoint, _ = converted("mixtral")
+    shutil.copy(checkpoint / "config.json", tmp_path)
+    name = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
+    stored = {key: tensor for key, tensor in load_file(checkpoint / "model.safetensors").items() if key != name}
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(ConversionError) as caught:
+        convert(tmp_path, to=tmp_path / "flax", via="family")
+    assert "layers.1.mlp.experts.down_proj.kernel: nothing fills it" in str(caught.value)
+    assert f"the checkpoint lacks {name} (rule " in str(caught.value)
+    assert "experts.4.w2.weight (5 tensors) -> layers.{layer}.mlp.experts.down_proj.kernel" in str(caught.value)
 
 
 @pytest.mark.parametrize("case", ["gpt2", "gemma2", "llama"])
