@@ -26,9 +26,10 @@ class CompileWatch:
         jax.monitoring.register_event_duration_secs_listener(self._listener)
 
     def stop(self) -> None:
-        """Stop counting; `count` stays."""
-        self._thread = 0
-        jax.monitoring.unregister_event_duration_listener(self._listener)
+        """Stop counting; `count` stays. Harmless before `start`."""
+        if self._thread:
+            self._thread = 0
+            jax.monitoring.unregister_event_duration_listener(self._listener)
 
     def _on_event(self, event: str, duration_secs: float, **_: Any) -> None:
         if event == _BACKEND_COMPILE and threading.get_ident() == self._thread:

@@ -61,7 +61,8 @@ def parse_prediction(body: bytes, *, content_type: str, accept: str, model: Pred
     Args:
         body: what was sent.
         content_type: header; JSON where it is empty.
-        accept: header; the answer is written as the question where it names no type of ours.
+        accept: header; the answer is written as the question was where it leaves the type open, several outputs of a
+            single array as `.npz`.
         model: what is served.
 
     Raises:
@@ -69,8 +70,9 @@ def parse_prediction(body: bytes, *, content_type: str, accept: str, model: Pred
             answer cannot be written as asked.
     """
     kind = _media_type(content_type)
-    answer = _accepted(accept, default=kind)
-    if answer is MediaType.NPY and len(model.outputs) != 1:
+    is_single = len(model.outputs) == 1
+    answer = _accepted(accept, default=kind if is_single or kind is not MediaType.NPY else MediaType.NPZ)
+    if answer is MediaType.NPY and not is_single:
         raise Rejected(
             f"{MediaType.NPY} holds one array; this model gives {', '.join(model.outputs)}; accept {MediaType.NPZ}",
             status=406,
