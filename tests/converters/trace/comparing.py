@@ -1,6 +1,6 @@
-"""Torch functions, traced and run in JAX, held against torch: values and gradients."""
+"""Torch expressions, traced and run in JAX, held against torch: values and gradients."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,43 +10,58 @@ import torch
 
 from converters.trace.export import trace_module
 from pipeline.models.traced.description import TracedModel
+from pipeline.models.traced.module import TracedModule
 
 VALUE_ERROR = 2e-6
 """Relative to the largest value. Seen: at most 8e-7 for single functions in float32."""
 GRADIENT_ERROR = 1e-5
 """Seen: at most 3e-6."""
 
-Functions = Mapping[str, Callable[..., Any]]
+Tensors = Mapping[str, torch.Tensor]
 
 
 class Several(torch.nn.Module):
-    """All functions on the same inputs: one export and one compile for many cases."""
+    """All expressions on the same inputs: one export and one compile for many cases."""
 
-    def __init__(self, functions: Functions) -> None:
+    def __init__(self, expressions: Sequence[str], names: Iterable[str]) -> None:
         super().__init__()
-        self.functions = dict(functions)
+        known = {"torch": torch, "F": torch.nn.functional, "inf": float("inf"), "nan": float("nan")}
+        known["changed"] = changed
+        self.functions = {text: eval(f"lambda {', '.join(names)}: {text}", known) for text in expressions}
 
     def forward(self, *tensors: torch.Tensor) -> dict[str, Any]:
-        return {name: function(*tensors) for name, function in self.functions.items()}
+        return {text: function(*tensors) for text, function in self.functions.items()}
 
 
-def differences(
-    functions: Functions, *tensors: torch.Tensor, gradients: bool = True, value_error: float = VALUE_ERROR
-) -> list[str]:
-    """What differs, a line a case; empty where all agree."""
-    module = Several(functions)
+def changed(x: torch.Tensor, place: Any, value: Any) -> torch.Tensor:
+    """`x[place] = value`, on a copy."""
+    copy = x.clone()
+    copy[place] = value
+    return copy
+
+
+def traced(module: torch.nn.Module, *tensors: torch.Tensor) -> TracedModule:
+    """The module as it runs in JAX."""
     trace = trace_module(module, args=tensors)
-    described = TracedModel(program=trace.program, constants=trace.constants)
-    program = described.module({})
-    arrays = [jnp.asarray(tensor.detach().numpy()) for tensor in tensors]
-    wanted = module(*(tensor.detach() for tensor in tensors))
-    found = jax.jit(lambda *given: program(*given))(*arrays)
-    lines = []
-    for name, value in wanted.items():
-        lines += _compared(name, value, found[name], value_error)
-    if gradients:
-        lines += _gradient_differences(module, program, tensors, arrays)
-    return lines
+    return TracedModel(program=trace.program, constants=trace.constants).module({})
+
+
+def value_differences(expressions: Sequence[str], inputs: Tensors, *, limit: float = VALUE_ERROR) -> list[str]:
+    """What differs from torch, a line an expression; empty where all agree."""
+    module = Several(expressions, inputs)
+    tensors = tuple(inputs.values())
+    program = traced(module, *tensors)
+    wanted = module(*tensors)
+    found = jax.jit(lambda *given: program(*given))(*(jnp.asarray(tensor.numpy()) for tensor in tensors))
+    return [line for name, value in wanted.items() for line in _compared(name, value, found[name], limit)]
+
+
+def gradient_differences(expressions: Sequence[str], inputs: Tensors) -> list[str]:
+    """What differs from torch's gradients with respect to every float input."""
+    module = Several(expressions, inputs)
+    tensors = tuple(inputs.values())
+    program = traced(module, *tensors)
+    return _gradient_differences(module, program, tensors, [jnp.asarray(tensor.numpy()) for tensor in tensors])
 
 
 def _compared(name: str, wanted: Any, found: Any, limit: float) -> list[str]:
