@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from converters.difference import diff as diff
     from converters.exporting import export as export
     from converters.loading import load as load
+    from converters.location import locate as locate
     from converters.parity import check_parity as check_parity
 
 API: Mapping[str, str] = {
@@ -31,12 +32,13 @@ API: Mapping[str, str] = {
     "diff": "converters.difference:diff",
     "export": "converters.exporting:export",
     "load": "converters.loading:load",
+    "locate": "converters.location:locate",
     "preview": "converters.conversion_preview:preview",
     "recognised": "converters.conversion_preview:recognised",
 }
 """Public name to the function behind it."""
 
-__all__ = ["check_parity", "convert", "diff", "export", "load", "preview", "recognised"]
+__all__ = ["check_parity", "convert", "diff", "export", "load", "locate", "preview", "recognised"]
 
 
 def __getattr__(name: str) -> Any:

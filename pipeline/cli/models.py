@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import converters
+from pipeline.cli.place import find_place
+from pipeline.cli.trackers import registered_source
 from pipeline.errors import UsageError, nearest_name
 
 PARAMETERS = "params"
@@ -37,11 +39,13 @@ def find_model(text: str) -> Path:
 
     Raises:
         UsageError: there is no such file or directory, or it holds no model.
-        PipelineError: a URL cannot be fetched.
+        CheckpointError: a URL cannot be fetched.
+        ParameterError: a URL cannot be opened.
+        TrackingError: the model registry is away or knows no such version.
     """
-    if "://" in text or text.startswith("models:/"):
-        return Path(converters.locate(text))
-    path = Path(text).expanduser()
+    if text.startswith("models:/"):
+        text = registered_source(find_place(start=Path.cwd()), text)
+    path = Path(converters.locate(text)) if "://" in text else Path(text).expanduser()
     if path.exists():
         if is_flax(path) or converters.recognised(path):
             return path

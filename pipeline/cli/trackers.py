@@ -14,6 +14,9 @@ TRACKERS: Mapping[str, str] = {
     "mlflow": "pipeline.tracking.mlflow_tracker:MlflowTracker",
     "none": "pipeline.tracking.memory_tracker:MemoryTracker",
 }
+REGISTRY = "pipeline.tracking.mlflow_registry:MlflowRegistry"
+FETCHED_DIRECTORY = "registered-models"
+"""In the state directory: models that only the tracking server could give."""
 
 
 def default_tracking_uri(place: Place) -> str:
@@ -31,7 +34,21 @@ def make_tracker(place: Place, *, no_tracking: bool) -> Tracker:
     return tracker
 
 
+def registered_source(place: Place, uri: str) -> str:
+    """Path or URL of the registered model version `models:/NAME/VERSION` or `models:/NAME@ALIAS`.
+
+    Raises:
+        TrackingError: the registry is away or knows no such version.
+    """
+    registry = _resolve(REGISTRY)(uri=default_tracking_uri(place))
+    return str(registry.source(uri, cache=place.state_directory / FETCHED_DIRECTORY))
+
+
 def _load(name: str) -> Callable[..., Any]:
-    module, _, attribute = TRACKERS[name].partition(":")
+    return _resolve(TRACKERS[name])
+
+
+def _resolve(name: str) -> Callable[..., Any]:
+    module, _, attribute = name.partition(":")
     loaded: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     return loaded

@@ -7,9 +7,12 @@ forgets where an alias was.
 
 import getpass
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 
+from mlflow.artifacts import download_artifacts
 from mlflow.entities.model_registry import ModelVersion as MlflowVersion
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
@@ -20,6 +23,9 @@ from pipeline.tracking.delivery import RefusedError, ServerAwayError
 from pipeline.tracking.mlflow_client import all_experiments, find_run, open_client, translated
 from pipeline.tracking.redaction import scrub
 
+_MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>[0-9]+)|@(?P<alias>[^/@]+))")
+_SERVED = ("mlflow-artifacts:", "runs:", "models:", "http:", "https:", "dbfs:")
+"""Schemes of sources that MLflow's client must fetch."""
 SAME_VERSION_TAGS = ("pipeline.run_id", "pipeline.fingerprint")
 """A version with these tags and the same source is the one a repeated call means."""
 
@@ -48,6 +54,36 @@ class MlflowRegistry:
             raise TrackingError(f"cannot look for {name!r}: the model registry is away: {error}") from error
         except RefusedError:
             return False  # it answered, and knows no such model or version
+
+    def source(self, uri: str, *, cache: Path) -> str:
+        """Path or URL of the model that `models:/NAME/VERSION` or `models:/NAME@ALIAS` names.
+
+        Args:
+            uri: of the version.
+            cache: where a model is put that only the tracking server can give.
+
+        Raises:
+            TrackingError: the registry is away, knows no such model or version, or the URI is malformed.
+        """
+        name, version, alias = _parts(uri)
+        try:
+            client = open_client(self._uri)
+            with translated(self._uri):
+                found = (
+                    client.get_model_version_by_alias(name, alias) if alias else client.get_model_version(name, version)
+                )
+                place = str(found.source)
+                if place.startswith(_SERVED):
+                    cache.mkdir(parents=True, exist_ok=True)
+                    place = download_artifacts(artifact_uri=place, dst_path=str(cache), tracking_uri=self._uri)
+                return place
+        except ServerAwayError as error:
+            raise TrackingError(f"{uri}: the model registry is away: {error}") from error
+        except RefusedError as error:
+            raise TrackingError(
+                f"{uri}: the model registry at {scrub(self._uri)} does not give it: {error}",
+                hint="list what it holds with `pipeline ui`, or name the model's directory",
+            ) from error
 
     def register(
         self, *, name: str, source: str, tags: Mapping[str, str], alias: str | None, description: str
@@ -111,6 +147,14 @@ class MlflowRegistry:
             return source
         client.log_artifacts(parent, source.removeprefix("file://"), f"models/{name}")
         return f"{client.get_run(parent).info.artifact_uri}/models/{name}"
+
+
+def _parts(uri: str) -> tuple[str, str, str]:
+    """Name, version and alias; one of the latter is empty."""
+    found = _MODEL_URI.fullmatch(uri)
+    if found is None:
+        raise TrackingError(f"{uri}: no model version", hint="allowed: models:/NAME/VERSION or models:/NAME@ALIAS")
+    return found["name"], found["version"] or "", found["alias"] or ""
 
 
 def _ensure_model(client: MlflowClient, name: str) -> None:

@@ -53,7 +53,12 @@ ALLOWED = {
     "mlflow": ("pipeline/tracking/mlflow_*.py",),
     "onnx": ("converters/onnx_*.py",),
     "onnxruntime": ("converters/torch_onnx_*.py",),
-    "fsspec": ("pipeline/artifacts/fsspec_store.py", "pipeline/data/remote.py", "pipeline/training/*.py"),
+    "fsspec": (
+        "pipeline/artifacts/fsspec_store.py",
+        "pipeline/data/remote.py",
+        "pipeline/training/*.py",
+        "converters/location.py",
+    ),
 }
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60

@@ -2,9 +2,12 @@ import json
 import uuid
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from sample_run import llm_run
 
+from pipeline.cli.models import find_model
 from pipeline.errors import FailureClass, TrackingError
 from pipeline.tracking.mlflow_registry import MlflowRegistry
 from pipeline.tracking.mlflow_tracker import sqlite_uri
@@ -71,6 +74,32 @@ def test_a_version_links_to_the_mlflow_parent_run(mlflow_tracker, mlflow_client,
     made = register(mlflow_tracker.registry, name, fingerprint="a", run_id=run.run_id)
     linked = mlflow_client.get_model_version(name, made.version).run_id
     assert mlflow_client.get_run(linked).data.tags["pipeline.run_id"] == run.run_id
+
+
+def test_a_version_and_an_alias_lead_to_the_source(registry, name, tmp_path):
+    register(registry, name, fingerprint="a")
+    assert registry.source(f"models:/{name}/1", cache=tmp_path) == "/models/x"
+    assert registry.source(f"models:/{name}@champion", cache=tmp_path) == "/models/x"
+
+
+def test_a_command_finds_the_model_of_a_version(registry, name, tmp_path, mlflow_store, monkeypatch):
+    save_file({"w": np.ones(2, np.float32)}, tmp_path / "model.safetensors")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri(mlflow_store))
+    registry.register(name=name, source=str(tmp_path), tags={}, alias="best", description="")
+    assert find_model(f"models:/{name}@best") == tmp_path
+
+
+@pytest.mark.parametrize("uri", ["models:/{name}/7", "models:/{name}@nobody", "models:/absent/1"])
+def test_a_version_that_is_not_there_is_named(registry, name, tmp_path, uri):
+    register(registry, name, fingerprint="a")
+    uri = uri.format(name=name)
+    with pytest.raises(TrackingError, match=f"{uri}: the model registry at .* does not give it"):
+        registry.source(uri, cache=tmp_path)
+
+
+def test_what_is_no_version_is_refused_with_the_form(registry, tmp_path):
+    with pytest.raises(TrackingError, match="allowed: models:/NAME/VERSION or models:/NAME@ALIAS"):
+        registry.source("models:/only-a-name", cache=tmp_path)
 
 
 def test_a_refusal_says_what_was_refused(registry):

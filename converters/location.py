@@ -1,0 +1,123 @@
+"""Where a model lies: a local path as it is, a URL as a copy of what it holds now.
+
+Owns the cache of such copies. Knows nothing of formats. The one decision: a copy is kept under the digest of what the
+store says of its files (etag, checksum, size, time), so a model that changed is fetched again and one that did not is
+not; the oldest copies make room for new ones.
+"""
+
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+import fsspec
+
+from pipeline.data.remote import digest
+from pipeline.errors import CheckpointError
+
+MAX_CACHE_BYTES = 100_000_000_000
+"""What all copies together may take; the least recently used go first."""
+_LEFT_FREE_BYTES = 1_000_000_000
+
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
+
+
+def locate(
+    text: str, *, cache: Path | None = None, max_cache_bytes: int = MAX_CACHE_BYTES, progress: Progress | None = None
+) -> Path:
+    """The local file or directory of a path or an fsspec URL (`s3://`, `gs://`, `memory://`, `file://`, ...).
+
+    Args:
+        text: a path is given back as it is; of a URL, a file or everything under a directory is fetched.
+        cache: where copies lie; a directory of this user under the system's temporary one where None.
+        max_cache_bytes: bounds the cache.
+        progress: told after each file.
+
+    Raises:
+        CheckpointError: the model is larger than the cache or than what the disk has free, or cannot be fetched.
+        ParameterError: the URL cannot be opened, or holds no file.
+    """
+    if "://" not in text:
+        return Path(text).expanduser()
+    if text.startswith("file://"):
+        return Path(fsspec.core.url_to_fs(text)[1])
+    url = text.rstrip("/")
+    root = _private(cache or Path(tempfile.gettempdir()) / f"pipeline-models-{os.getuid()}")
+    kept = root / digest(url).rpartition(":")[2][:32]
+    if not kept.is_dir():
+        _fetch(url, to=kept, max_cache_bytes=max_cache_bytes, progress=progress)
+    os.utime(kept)
+    return _inside(kept, url=url)
+
+
+def _private(directory: Path) -> Path:
+    """The cache directory, made for this user alone: others must not put weights there."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = directory.lstat()
+    if directory.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise CheckpointError(
+            f"{directory}: the cache of fetched models belongs to somebody else, or others may write to it",
+            hint="remove it, or give it back: chmod 700",
+        )
+    return directory
+
+
+def _fetch(url: str, *, to: Path, max_cache_bytes: int, progress: Progress | None) -> None:
+    """Copy the files of `url` into the directory `to`, which appears complete or not at all."""
+    partial = to.parent / f".fetching-{secrets.token_hex(8)}"
+    try:
+        files, start = fsspec.core.url_to_fs(url)
+        sizes = {start: files.size(start)} if files.isfile(start) else files.find(start, detail=True)
+        sizes = {path: entry if isinstance(entry, int) else int(entry["size"] or 0) for path, entry in sizes.items()}
+        _make_room(to.parent, num_bytes=sum(sizes.values()), max_cache_bytes=max_cache_bytes, url=url)
+        partial.mkdir()
+        done = 0
+        for path, size in sizes.items():
+            relative = PurePosixPath(
+                PurePosixPath(path).name if path == start else path.removeprefix(start).lstrip("/")
+            )
+            if relative.is_absolute() or ".." in relative.parts:
+                raise CheckpointError(f"{url}: the store names a file {path!r}, which lies outside of the model")
+            local = partial / relative
+            local.parent.mkdir(parents=True, exist_ok=True)
+            files.get_file(path, str(local))
+            done += size
+            if progress is not None:
+                progress(done, sum(sizes.values()))
+        if not to.exists():  # else another process was first; its copy is the same
+            partial.rename(to)
+    except OSError as error:
+        raise CheckpointError(f"{url}: cannot be fetched: {error}", hint="try again; nothing was kept") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _make_room(cache: Path, *, num_bytes: int, max_cache_bytes: int, url: str) -> None:
+    """Remove the copies that were not used for longest until so many bytes fit."""
+    copies = sorted((path for path in cache.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    taken = {path: sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in copies}
+
+    def is_short() -> bool:
+        is_full = sum(taken.values()) + num_bytes > max_cache_bytes
+        return is_full or shutil.disk_usage(cache).free < num_bytes + _LEFT_FREE_BYTES
+
+    while taken and is_short():
+        oldest = next(iter(taken))
+        shutil.rmtree(oldest, ignore_errors=True)
+        del taken[oldest]
+    if is_short():
+        free = shutil.disk_usage(cache).free
+        raise CheckpointError(
+            f"{url}: {num_bytes / 1e9:.3f} GB do not fit into {cache}: "
+            f"at most {max_cache_bytes / 1e9:.3f} GB are kept, {free / 1e9:.1f} GB are free",
+            hint="copy the model to a disk that holds it, and name that path",
+        )
+
+
+def _inside(kept: Path, *, url: str) -> Path:
+    """The file itself where the URL was one of a file."""
+    only = list(kept.iterdir())
+    return only[0] if len(only) == 1 and only[0].is_file() and only[0].name == PurePosixPath(url).name else kept
