@@ -16,12 +16,15 @@ import tensorstore
 from numpy.typing import NDArray
 
 from pipeline.errors import ArtifactError
+from pipeline.models import heap
 from pipeline.models.parameter_writer import AnnouncedLeaf
 
 Array = NDArray[Any]
 
 READ_AHEAD_BYTES = 64 * 2**20
-"""Leaves that are being read while one is used, unless a single one is larger."""
+"""Held for leaves that are being read while one is used, unless a single one needs more."""
+_READING_COPIES = 2
+"""A leaf is held as decoded and as given, in turns as encoded and as decoded."""
 
 # What TensorStore raises on files that are missing or cut, found by damaging each file of a checkpoint.
 _READ_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
@@ -73,16 +76,19 @@ class StoredParameters:
         held = 0
         try:
             for path in paths:
-                while reading and held + self.headers[path].nbytes > READ_AHEAD_BYTES:
-                    held -= self.headers[reading[0][0]].nbytes
+                num_bytes = _READING_COPIES * self.headers[path].nbytes
+                while reading and held + num_bytes > READ_AHEAD_BYTES:
+                    held -= _READING_COPIES * self.headers[reading[0][0]].nbytes
                     yield self._taken(reading)
+                    heap.give_back()
                 reading.append((path, self._stores[path].read()))
-                held += self.headers[path].nbytes
+                held += num_bytes
             while reading:
                 yield self._taken(reading)
         finally:
             for _, read in reading:
                 read.cancel()
+            heap.give_back()
 
     def _taken(self, reading: deque[tuple[str, Any]]) -> tuple[str, Array]:
         path, read = reading.popleft()

@@ -20,6 +20,7 @@ import orbax.checkpoint as ocp
 from numpy.typing import NDArray
 
 from pipeline.errors import ArtifactError
+from pipeline.models import heap
 
 Array = NDArray[Any]
 
@@ -73,8 +74,8 @@ def write_parameters(
         buffer_bytes: see above.
 
     Raises:
-        ArtifactError: the directory exists, or a leaf is not as announced, missing or surplus; `make` raises as it
-            does.
+        ArtifactError: the directory exists, or a leaf is not as announced, missing or surplus.
+        OSError: the disk refuses. What `make` raises comes through as it is.
     """
     if directory.exists():
         raise ArtifactError(f"{directory}: exists already; parameters are never overwritten")
@@ -104,6 +105,7 @@ class _StreamingHandler(ocp.type_handlers.NumpyHandler):
                 while writing and held + num_bytes > self._buffer_bytes:
                     await writing[0][0]
                     held -= writing.popleft()[1]
+                    heap.give_back()
                 arrays = await asyncio.to_thread(_make, batch)
                 leaves = [(array, *_claim(path, array, wanted)) for path, array in arrays]
                 del arrays
@@ -115,6 +117,7 @@ class _StreamingHandler(ocp.type_handlers.NumpyHandler):
         finally:
             # Orbax writes in threads, which nothing stops: whoever deletes the directory must not meet them.
             await asyncio.gather(*(task for task, _ in writing), return_exceptions=True)
+        heap.give_back()
         if wanted:
             raise ArtifactError(f"announced, but never made: {', '.join(sorted(wanted))}")
         return []
@@ -125,7 +128,10 @@ class _StreamingHandler(ocp.type_handlers.NumpyHandler):
         del arrays
         leaves.clear()
         for commit in commits:
-            await asyncio.to_thread(commit.result)
+            try:
+                await asyncio.to_thread(commit.result)
+            except (ValueError, RuntimeError) as error:  # how TensorStore's errors arrive, a full disk among them
+                raise OSError(str(error).strip().splitlines()[0]) from error
 
 
 def _batched(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
