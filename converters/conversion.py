@@ -145,6 +145,7 @@ def _write_companions(source: CheckpointSource, *, directory: Path) -> None:
         text = json.dumps(source.config(), indent=2)
         (directory / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
     for name, content in source.companions().items():
+        (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_bytes(content)
 
 

@@ -65,6 +65,7 @@ def write(source: Path, directory: Path, options: ExportOptions) -> ExportRecord
     )
     _write_description(opened, directory=directory, dtype=options.dtype)
     for name, content in opened.companions().items():
+        (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_bytes(content)
     files, num_bytes = files_of(directory)
     rounded = f"{len(outgoing.rounded)} of {len(outgoing.headers)} tensors were rounded by the cast"

@@ -24,6 +24,10 @@ COMPANION_FILES = (
     "special_tokens_map.json",
     "generation_config.json",
     "chat_template.jinja",
+    "preprocessor_config.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
 )
 """Files beside the weights that go with the model unchanged, where they exist."""
 

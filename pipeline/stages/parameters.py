@@ -148,6 +148,16 @@ class TrainFsdpParameters(Parameters):
     )
 
 
+class ImportCheckpointParameters(Parameters):
+    """`import.checkpoint`: weights from elsewhere, for the stages that take a checkpoint."""
+
+    source: str = Field(
+        description="A directory, file or fsspec URL with a checkpoint: safetensors, torch `.bin` or `.pt`, GGUF, ONNX "
+        "or DCP, with `config.json` or `module.json`. A path is relative to the project.",
+        json_schema_extra=NOT_IDENTITY,  # the digest of what it holds is identity, see the kind's `sources`
+    )
+
+
 class ConvertFlaxParameters(Parameters):
     """`convert.flax`: a committed torch checkpoint to a Flax NNX model with its parameters in Orbax."""
 

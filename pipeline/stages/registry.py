@@ -127,6 +127,17 @@ KINDS: Mapping[str, StageKind] = {
             ),
         ),
         StageKind(
+            name="import.checkpoint",
+            version=1,
+            parameters=parameters.ImportCheckpointParameters,
+            run="pipeline.stages.import_checkpoint:run",
+            outputs={"checkpoint": "checkpoint"},
+            framework=Framework.BOTH,
+            sources="pipeline.stages.checkpoint_identity:digests",
+            summary="bring a checkpoint from elsewhere into the flow",
+            default_metrics=("num_tensors", "num_bytes"),
+        ),
+        StageKind(
             name="convert.flax",
             version=2,
             parameters=parameters.ConvertFlaxParameters,

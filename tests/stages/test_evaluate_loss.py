@@ -1,16 +1,23 @@
 """`evaluate.loss` judges the Flax artifact alone, in batches that change nothing."""
 
+import importlib
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from converters.conversion import convert
 from converters.torch_model import load_torch_model
+from pipeline.data.array_sources import read_arrays
+from pipeline.data.array_writing import ArrayPlan, write_arrays
+from pipeline.data.arrays import ArrayDataset
 from pipeline.data.packed import PackedDataset
 from pipeline.errors import ParameterError
+from pipeline.models.module_file import InputSpec, ModuleFile
 from pipeline.stages.evaluate_loss import run
 from pipeline.stages.parameters import EvaluateLossParameters
 from pipeline.stages.registry import KINDS
@@ -73,3 +80,67 @@ def test_dataset_of_another_tokenizer_is_refused(evaluated, tmp_path):
     path.write_text(json.dumps(tokenizer))
     with pytest.raises(ParameterError, match="packed with another tokenizer"):
         evaluated(num_sequences=1)
+
+
+@pytest.fixture
+def digits(stage_context, tmp_path):
+    """A dataset of digits, and a small traced network of the user's own."""
+    directory = tmp_path / "digits"
+    directory.mkdir()
+    plan = ArrayPlan(target="labels", validation_fraction=0.1, max_examples=300, shard_examples=100, seed=0)
+    arrays = read_arrays("builtin:digits", arguments={}, project_root=tmp_path)
+    write_arrays(arrays, directory, plan=plan, source={})
+    (tmp_path / "own_digits.py").write_text(
+        "from torch import nn\n\n\n"
+        "class Network(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        layers = [nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10)]\n"
+        "        self.layers = nn.Sequential(*layers)\n\n"
+        "    def forward(self, pixels):\n"
+        "        return self.layers(pixels)\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    torch.manual_seed(0)
+    module = importlib.import_module("own_digits").Network()
+    module(torch.rand(40, 1, 8, 8))  # running statistics that are not those of the start
+    checkpoint = tmp_path / "own"
+    checkpoint.mkdir()
+    dcp.save({"model": module.state_dict()}, checkpoint_id=checkpoint / "dcp", no_dist=True)
+    spec = InputSpec(shape=("batch", 1, 8, 8), dtype="float32")
+    ModuleFile(factory="own_digits:Network", inputs={"pixels": spec}).write(checkpoint)
+    convert(checkpoint, to=tmp_path / "own-model")
+    yield module.eval(), directory, tmp_path / "own-model"
+    sys.path.remove(str(tmp_path))
+    sys.modules.pop("own_digits")
+
+
+def test_arrays_are_judged_by_loss_and_accuracy_as_torch_would(stage_context, digits) -> None:
+    module, dataset, model = digits
+    parameters = EvaluateLossParameters(**REFERENCES, num_sequences=1000, batch_sequences=7)
+    context = stage_context(parameters, {"model": model, "dataset": dataset})
+    result = run(context)
+    opened = ArrayDataset.open(dataset)
+    rows = opened.rows("validation", np.arange(opened.num_rows("validation")))
+    with torch.no_grad():
+        logits = module(torch.from_numpy(rows["pixels"]))
+        loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(rows["labels"]))
+    assert result.metrics["num_examples"] == 30
+    assert result.metrics["validation_loss"] == pytest.approx(float(loss), abs=TOLERANCE)
+    right = (logits.argmax(1).numpy() == rows["labels"]).mean()
+    assert result.metrics["validation_accuracy"] == pytest.approx(right)
+    reports = context.reporter.drain()
+    assert [report.payload["name"] for report in reports if report.kind == "figure"] == ["accuracy_by_class"]
+    listed = json.loads((context.output_root / "report" / "loss.json").read_text())["rows"]
+    assert sum(row["loss"] for row in listed) / 30 == pytest.approx(float(loss), abs=TOLERANCE)
+
+
+def test_arrays_that_are_not_the_models_inputs_are_refused(stage_context, digits, tmp_path) -> None:
+    _, _, model = digits
+    other = tmp_path / "other"
+    other.mkdir()
+    plan = ArrayPlan(target="labels", validation_fraction=0.5, max_examples=None, shard_examples=10, seed=0)
+    write_arrays({"image": np.ones((8, 1, 8, 8)), "labels": np.arange(8)}, other, plan=plan, source={})
+    context = stage_context(EvaluateLossParameters(**REFERENCES), {"model": model, "dataset": other})
+    with pytest.raises(ParameterError, match="the model takes pixels; the dataset has image"):
+        run(context)

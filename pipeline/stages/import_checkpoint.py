@@ -1,0 +1,52 @@
+"""`import.checkpoint`: a checkpoint that no stage made becomes an artifact.
+
+Owns the copy, and the check that a reader knows the format. Knows nothing of formats or models. The one decision: the
+files are copied, not linked, for an artifact never changes and a user's files may.
+"""
+
+import shutil
+from pathlib import Path
+
+from converters.location import locate
+from converters.readers import open_source
+from pipeline.errors import StageError
+from pipeline.stages.checkpoint_identity import digests
+from pipeline.stages.parameters import ImportCheckpointParameters
+from pipeline.stages.protocol import StageContext, StageResult
+
+
+def run(context: StageContext[ImportCheckpointParameters]) -> StageResult:
+    """Copy `source` into the output `checkpoint`.
+
+    Raises:
+        ParameterError: there are no such files.
+        CheckpointError: they are no checkpoint that can be read, or cannot be fetched.
+        StageError: they cannot be copied.
+    """
+    given, reporter = context.parameters, context.reporter
+    digest = digests(given, context.project_root)["source"]
+    source = locate(given.source)
+    source = source if "://" in given.source else context.project_root / source
+    files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
+    root = source.parent if source.is_file() else source
+    total = float(sum(path.stat().st_size for path in files))
+    target, done = context.output("checkpoint"), 0.0
+    for path in files:
+        reporter.progress(done, total=total, unit="bytes", note=path.name)
+        _copy(path, target / path.relative_to(root))
+        done += path.stat().st_size
+    opened = open_source(target)
+    num_tensors = len(opened.headers)
+    reporter.note(f"{num_tensors} tensors in {opened.format}, {total / 1e6:.1f} MB, from {given.source}")
+    return StageResult(
+        metrics={"num_tensors": float(num_tensors), "num_bytes": total},
+        facts={"source": given.source, "source_digest": digest, "source_format": opened.format},
+    )
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        shutil.copyfile(source, target)
+    except OSError as error:
+        raise StageError(f"{source}: cannot be copied to {target}: {error}") from error
