@@ -62,7 +62,7 @@ def run(
         notice: told of each result.
 
     Raises:
-        UsageError: no model matches `only`, or the page is asked for and some models were never measured.
+        UsageError: no model matches `only`.
     """
     entries = tuple(zoo(only=only))
     if not entries:
@@ -175,19 +175,13 @@ def _file_name(name: str) -> str:
 
 
 def _all_of(latest: Path) -> list[Trial]:
-    """The latest result of every model.
-
-    Raises:
-        UsageError: there are models without one.
-    """
-    entries = tuple(zoo())
-    missing = [entry.name for entry in entries if not (latest / _file_name(entry.name)).is_file()]
-    if missing:
-        raise UsageError(
-            f"{len(missing)} models were never measured here: {', '.join(missing[:5])}, ...",
-            hint="run the bench without --only first",
-        )
-    return [Trial.read(latest / _file_name(entry.name)) for entry in entries]
+    """The latest result of every model."""
+    return [
+        Trial.read(path)
+        if (path := latest / _file_name(entry.name)).is_file()
+        else Trial(name=entry.name, group=entry.group, ended=Ended.NOT_MEASURED)
+        for entry in zoo()
+    ]
 
 
 def _digest(entries: Sequence[ZooEntry]) -> str:

@@ -63,6 +63,9 @@ def _summary(trials: Sequence[Trial], *, bar: float) -> Iterator[str]:
     yield _table(titles, [*rows, _counts("**all**", trials)])
     open_rows = sum(trial.open_batch for trial in trials)
     yield f"Of the exported graphs {open_rows} have an open number of rows.\n"
+    waiting = sum(trial.ended is Ended.NOT_MEASURED for trial in trials)
+    if waiting:
+        yield f"Not measured yet: {waiting} models.\n"
     missing: Counter[str] = Counter()
     for trial in trials:
         missing.update(dict.fromkeys(trial.unsupported, 1))
@@ -76,7 +79,7 @@ def _counts(name: str, trials: Sequence[Trial]) -> tuple[str, ...]:
     passed = sum(trial.passed for trial in trials)
     counts = (
         len(trials),
-        sum(trial.ended is not Ended.NOT_BUILT for trial in trials),
+        sum(trial.built for trial in trials),
         exported,
         sum(trial.converted for trial in trials),
         passed,

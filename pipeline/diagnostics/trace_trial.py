@@ -35,6 +35,8 @@ _MAX_REASON = 200
 class Ended(StrEnum):
     """How far a model came."""
 
+    NOT_MEASURED = "not measured"
+    """Its row on the page waits for a run."""
     NOT_BUILT = "not built"
     NOT_EXPORTED = "not exported"
     UNSUPPORTED = "unsupported operations"
@@ -66,9 +68,14 @@ class Trial:
     """False on a record of a trial that is still at the step where it would have ended."""
 
     @property
+    def built(self) -> bool:
+        """Its own forward pass runs here."""
+        return self.ended not in (Ended.NOT_MEASURED, Ended.NOT_BUILT)
+
+    @property
     def exported(self) -> bool:
         """`torch.export` took it."""
-        return self.ended not in (Ended.NOT_BUILT, Ended.NOT_EXPORTED)
+        return self.built and self.ended is not Ended.NOT_EXPORTED
 
     @property
     def converted(self) -> bool:
