@@ -55,7 +55,11 @@ REST = """
       num_prompts: 2
       prompt_tokens: 8
       continuation_tokens: 8
-    gates: {max_abs_logit_difference: "<= 1e-3", greedy_match: ">= 100%"}
+    gates:
+      tensors_identical: ">= 100%"
+      max_block_relative_error: "<= 1e-5"
+      max_abs_logit_difference: "<= 1e-3"
+      greedy_match: ">= 100%"
   quality:
     uses: evaluate.loss
     with:

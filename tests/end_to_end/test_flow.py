@@ -53,7 +53,9 @@ def test_training_learned_and_the_gates_were_held(first) -> None:
     assert train["validation_loss"] < train["initial_validation_loss"] - 0.2
     parity = stage_of(view, "parity")
     assert parity["metrics"]["max_abs_logit_difference"] <= 1e-3
-    assert parity["metrics"]["greedy_match"] == 1.0
+    assert parity["metrics"]["greedy_match"] == parity["metrics"]["tensors_identical"] == 1.0
+    assert 0.0 < parity["metrics"]["max_block_relative_error"] <= 1e-5
+    assert parity["facts"]["first_block_over_limit"] is None
     assert all(gate["holds"] for gate in parity["gates"])
     # The same loss by torch in training and by Flax after conversion; other rows, hence not the same digits.
     assert stage_of(view, "quality")["metrics"]["validation_loss"] == pytest.approx(train["validation_loss"], abs=0.5)
@@ -90,13 +92,14 @@ def test_mlflow_has_the_lineage(first, project: Project) -> None:
     assert curve >= 12
     assert inputs >= 1
     assert any("max_abs_logit_difference" in key for key in version_tags)
+    assert list(project.state.rglob("figures/block_relative_error.svg"))
 
 
 def test_the_report_is_one_page_with_everything(first) -> None:
     path = re.search(r"report:\s+(\S+)", first[0])
     assert path is not None
     text = Path(path[1]).read_text()
-    for words in ("max_abs_logit_difference", "validation_loss", "champion", "<svg"):
+    for words in ("max_abs_logit_difference", "validation_loss", "champion", "<svg", "Relative error of each block"):
         assert words in text
     assert not re.search(r"(src=|<link[^>]*href=|url\()[\"']?https?://", text), "the page needs nothing from outside"
 
