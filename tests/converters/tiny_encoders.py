@@ -3,7 +3,7 @@
 Eight heads of six or ten, 101 tokens, nothing square, norms and biases drawn, running statistics of a used model.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,15 @@ TEXT = {
     "layer_norm_eps": 1e-5,
     "num_labels": 5,
 }
-ROBERTA = {**TEXT, "hidden_act": "gelu_new", "pad_token_id": 1}
+SHORT = {**TEXT, "num_hidden_layers": 1}
+ROBERTA = {**SHORT, "hidden_act": "gelu_new", "pad_token_id": 1}
 T5 = {
     "vocab_size": 101,
     "d_model": 44,
     "d_kv": 6,
     "d_ff": 72,
-    "num_layers": 2,
-    "num_decoder_layers": 3,
+    "num_layers": 1,
+    "num_decoder_layers": 2,
     "num_heads": 8,
     "relative_attention_num_buckets": 10,
     "relative_attention_max_distance": 17,
@@ -39,7 +40,7 @@ T5 = {
 WHISPER = {
     "vocab_size": 101,
     "num_mel_bins": 7,
-    "encoder_layers": 2,
+    "encoder_layers": 1,
     "encoder_attention_heads": 8,
     "decoder_layers": 2,
     "decoder_attention_heads": 4,
@@ -80,7 +81,7 @@ CLIP_TEXT = {
 CLIP_VISION = {
     "hidden_size": 80,
     "intermediate_size": 56,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 1,
     "num_attention_heads": 8,
     "image_size": 20,
     "patch_size": 4,
@@ -90,7 +91,7 @@ RESNET = {
     "num_channels": 2,
     "embedding_size": 10,
     "hidden_sizes": [12, 20, 28],
-    "depths": [2, 1, 2],
+    "depths": [1, 1, 2],
     "num_labels": 5,
 }
 CONVNEXT = {
@@ -98,7 +99,7 @@ CONVNEXT = {
     "patch_size": 3,
     "num_stages": 3,
     "hidden_sizes": [12, 20, 28],
-    "depths": [2, 1, 2],
+    "depths": [1, 1, 2],
     "layer_scale_init_value": 0.3,
     "layer_norm_eps": 1e-5,
     "num_labels": 5,
@@ -111,12 +112,12 @@ def clip_sizes(**text: Any) -> dict[str, Any]:
 
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "bert": ("BertModel", TEXT),
-    "bert without pooler": ("BertModel", {**TEXT, "add_pooling_layer": False}),
-    "bert masked": ("BertForMaskedLM", TEXT),
-    "bert masked, untied": ("BertForMaskedLM", {**TEXT, "tie_word_embeddings": False}),
-    "bert classifier": ("BertForSequenceClassification", TEXT),
-    "bert token classifier": ("BertForTokenClassification", TEXT),
-    "bert spans": ("BertForQuestionAnswering", {**TEXT, "num_labels": 2}),
+    "bert without pooler": ("BertModel", {**SHORT, "add_pooling_layer": False}),
+    "bert masked": ("BertForMaskedLM", SHORT),
+    "bert masked, untied": ("BertForMaskedLM", {**SHORT, "tie_word_embeddings": False}),
+    "bert classifier": ("BertForSequenceClassification", SHORT),
+    "bert token classifier": ("BertForTokenClassification", SHORT),
+    "bert spans": ("BertForQuestionAnswering", {**SHORT, "num_labels": 2}),
     "roberta": ("RobertaModel", ROBERTA),
     "roberta masked": ("RobertaForMaskedLM", ROBERTA),
     "roberta classifier": ("RobertaForSequenceClassification", ROBERTA),
@@ -127,8 +128,8 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "whisper": ("WhisperForConditionalGeneration", WHISPER),
     "whisper, untied": ("WhisperForConditionalGeneration", {**WHISPER, "tie_word_embeddings": False}),
     "vit": ("ViTModel", VIT),
-    "vit without pooler": ("ViTModel", {**VIT, "add_pooling_layer": False}),
-    "vit classifier": ("ViTForImageClassification", {**VIT, "qkv_bias": False}),
+    "vit without pooler": ("ViTModel", {**VIT, "num_hidden_layers": 1, "add_pooling_layer": False}),
+    "vit classifier": ("ViTForImageClassification", {**VIT, "num_hidden_layers": 1, "qkv_bias": False}),
     "clip": ("CLIPModel", clip_sizes()),
     "clip of the first kind": ("CLIPModel", clip_sizes(eos_token_id=2)),
     "resnet basic": ("ResNetModel", {**RESNET, "layer_type": "basic", "downsample_in_first_stage": True}),
@@ -165,6 +166,8 @@ def draw(model: nn.Module) -> None:
             parameter.copy_(torch.rand_like(parameter) + 0.5)
         else:
             fan_in = parameter[0].numel() if "embed" not in name and name not in tied.values() else 4
+            if name.endswith("Attention.q.weight"):  # T5 does not scale scores; its queries begin small instead
+                fan_in *= model.config.d_kv
             parameter.copy_(torch.randn_like(parameter) * (1.5 / fan_in**0.5))
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -176,6 +179,3 @@ def draw(model: nn.Module) -> None:
 def save(model: Any, directory: Path) -> Path:
     model.save_pretrained(directory)
     return directory
-
-
-CheckpointMaker = Callable[..., Path]

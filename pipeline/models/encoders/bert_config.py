@@ -66,7 +66,7 @@ class BertConfig:
         parsed = cls(
             model_type=model_type,
             head=head,
-            vocab_size=fields.size("vocab_size", 30522 if model_type == "bert" else 50265),
+            vocab_size=fields.size("vocab_size", 50265 if model_type == "roberta" else 30522),
             hidden_size=hidden,
             num_hidden_layers=fields.size("num_hidden_layers", 12),
             num_attention_heads=num_heads,

@@ -84,7 +84,7 @@ class ClipVisionEncoder(nnx.Module):
         if tuple(pixels_ICHW.shape[2:]) != (self.config.image_size, self.config.image_size):
             size = self.config.image_size
             raise ValueError(f"pixel_values is {tuple(pixels_ICHW.shape)}, its images must be {size} by {size}")
-        patches_IHWD = self.patch(channels_last(pixels_ICHW))
+        patches_IHWD = self.patch(channels_last(pixels_ICHW, into=self.patch))
         num_images, size = patches_IHWD.shape[0], patches_IHWD.shape[-1]
         first_I1D = jnp.broadcast_to(self.cls_token[...], (num_images, 1, size))
         x_ITD = jnp.concatenate([first_I1D, patches_IHWD.reshape(num_images, -1, size)], axis=1)

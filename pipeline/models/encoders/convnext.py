@@ -105,7 +105,7 @@ class Convnext(nnx.Module):
         Returns:
             `logits` [B, L] of the classifier; else `last_hidden_state` [B, C, H, W] and `pooler_output` [B, C].
         """
-        x_BHWC = tap("embeddings", self.embeddings(channels_last(pixel_values)))
+        x_BHWC = tap("embeddings", self.embeddings(channels_last(pixel_values, into=self.embeddings.patch)))
         for index, stage in enumerate(self.stages):
             x_BHWC = stage(x_BHWC, name=f"stages.{index}")
         pooled_BC = tap("norm", self.norm(x_BHWC.mean((1, 2))))

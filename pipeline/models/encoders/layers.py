@@ -94,9 +94,9 @@ class BatchNorm(nnx.Module):
         return mean_C, var_C
 
 
-def channels_last(pixels: Any) -> jax.Array:
-    """[B, C, ...] of torch to [B, ..., C]."""
-    return jnp.moveaxis(jnp.asarray(pixels), 1, -1)
+def channels_last(pixels: Any, *, into: nnx.Conv) -> jax.Array:
+    """[B, C, ...] of torch to [B, ..., C], in the dtype in which the convolution that takes it computes."""
+    return jnp.moveaxis(jnp.asarray(pixels, into.kernel.dtype), 1, -1)
 
 
 def channels_first(x: jax.Array) -> jax.Array:

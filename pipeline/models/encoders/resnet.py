@@ -137,7 +137,7 @@ class Resnet(nnx.Module):
         Returns:
             `logits` [B, L] of the classifier; else `last_hidden_state` [B, C, H, W] and `pooler_output` [B, C, 1, 1].
         """
-        x_BHWC = tap("embedder", self.embedder(channels_last(pixel_values)))
+        x_BHWC = tap("embedder", self.embedder(channels_last(pixel_values, into=self.embedder.convolution)))
         x_BHWC = nnx.max_pool(x_BHWC, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
         for index, stage in enumerate(self.stages):
             x_BHWC = stage(x_BHWC, name=f"stages.{index}")

@@ -36,7 +36,7 @@ class VitEmbeddings(nnx.Module):
 
     def __call__(self, pixels_BCHW: jax.Array) -> jax.Array:
         """Floats [B, C, H, W] to [B, T, D]."""
-        patches_BHWD = self.patch(channels_last(pixels_BCHW))
+        patches_BHWD = self.patch(channels_last(pixels_BCHW, into=self.patch))
         num_batch, size = patches_BHWD.shape[0], patches_BHWD.shape[-1]
         patches_BTD = patches_BHWD.reshape(num_batch, -1, size)
         first_B1D = jnp.broadcast_to(self.cls_token[...], (num_batch, 1, size))

@@ -68,7 +68,8 @@ class WhisperEncoder(nnx.Module):
     def __call__(self, features_BMF: jax.Array) -> jax.Array:
         """Floats [B, M, F] to [B, S, D]."""
         gelu = ACTIVATION_BY_NAME["gelu"]
-        x_BSD = gelu(self.conv2(gelu(self.conv1(channels_last(features_BMF))))) + self.positions[...]
+        x_BSD = gelu(self.conv2(gelu(self.conv1(channels_last(features_BMF, into=self.conv1)))))
+        x_BSD = x_BSD + self.positions[...]
         for index, layer in enumerate(self.layers):
             x_BSD = tap(f"encoder.layers.{index}", layer(x_BSD))
         return tap("encoder.norm", self.norm(x_BSD))
