@@ -7,6 +7,7 @@ listed in full before anything runs.
 """
 
 import inspect
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -90,7 +91,7 @@ def export_module(
     complaints = []
     for strict in (False, True):
         try:
-            with marked(module) if not strict else _unmarked(), whole_layers(), torch.no_grad():
+            with marked(module) if not strict else _unmarked(), whole_layers(), _quiet(), torch.no_grad():
                 return torch.export.export(module, tuple(args), dict(kwargs), dynamic_shapes=shapes, strict=strict)
         except Exception as error:  # torch.export raises whatever the module's own code raises
             complaints.append(f"  strict={strict}: {type(error).__name__}: {_first_lines(error)}")
@@ -194,6 +195,15 @@ def _open(value: Any, path: str, dynamic: DynamicSizes) -> Any:
     if isinstance(value, dict):
         return {key: _open(item, f"{path}.{key}", dynamic) for key, item in value.items()}
     return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's warnings about its own deprecations and about weights that recurrent modules keep twice."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", message="The tensor attributes? .*assigned during export")
+        yield
 
 
 @contextmanager

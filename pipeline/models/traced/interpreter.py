@@ -22,7 +22,7 @@ from pipeline.errors import ParameterError
 from pipeline.models.traced.dtypes import DTYPES
 from pipeline.models.traced.operations import CALLING, DRAWING, PURE
 from pipeline.models.traced.program import Dtype, Graph, GraphRef, Program, Ref, node_refs, refs, substituted
-from pipeline.models.traced.program_file import program_text
+from pipeline.models.traced.program_text import program_text
 from pipeline.models.variables import tap
 
 MakeKey = Callable[[], jax.Array]
