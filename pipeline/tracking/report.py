@@ -30,16 +30,18 @@ from pipeline.tracking.view import RunStatus, RunView, SeriesPoint, StageStatus,
 HEADLINES = (
     "validation_loss",
     "perplexity",
+    "validation_accuracy",
     "max_abs_logit_difference",
     "greedy_match",
     "top1_agreement",
     "tokens_per_second",
+    "examples_per_second",
     "max_rel_output_difference",
     "max_block_relative_error",
 )
 """Metrics that get a tile on top, in this order, where some stage has them."""
 MAX_HEADLINES = 4
-FIRST_CURVES = ("learning_rate", "gradient_norm", "tokens_per_second")
+FIRST_CURVES = ("learning_rate", "gradient_norm", "tokens_per_second", "examples_per_second")
 
 
 def render_report(run: RunView) -> str:
