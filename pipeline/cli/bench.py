@@ -21,6 +21,7 @@ from pipeline.errors import UsageError, nearest_name
 BENCHES: Mapping[str, str] = {
     "train": "pipeline.diagnostics.bench_train:run",
     "trace": "pipeline.diagnostics.bench_trace:run",
+    "convert": "pipeline.diagnostics.bench_convert:run",
 }
 BENCH_LOG = "pipeline.tracking.mlflow_bench:log_bench"
 

@@ -48,7 +48,7 @@ ALLOWED = {
         "converters/model_pair.py",
         "pipeline/diagnostics/trace_*.py",
     ),
-    "orbax": ("pipeline/models/parameter_writer.py",),
+    "orbax": ("pipeline/models/parameter_writer.py", "pipeline/diagnostics/bench_convert.py"),
     "ray": ("*/ray_*.py",),
     "mlflow": ("pipeline/tracking/mlflow_*.py",),
     "onnx": ("converters/onnx_*.py",),
