@@ -23,13 +23,6 @@ SIZES = {
     "initializer_range": 0.3,
 }
 FAMILIES = {
-    "gemma3_text": {
-        **SIZES,
-        "head_dim": 6,
-        "sliding_window": 5,
-        "sliding_window_pattern": 2,
-        "tie_word_embeddings": False,
-    },
     "gpt2": {**SIZES, "n_embd": 40, "n_layer": 2, "n_head": 4, "n_positions": 32},
     "mixtral": {**SIZES, "num_local_experts": 5, "sliding_window": 7},
 }
