@@ -20,9 +20,9 @@ from starlette.routing import Route
 from pipeline.serving.batch_client import ask
 from pipeline.serving.batch_request import BatchRequest, Row
 from pipeline.serving.completion_request import Encoder
-from pipeline.serving.embedding_request import EmbeddingModel, parse_embedding
+from pipeline.serving.embedding_request import EmbeddingModel, EmbeddingRequest, parse_embedding
 from pipeline.serving.engine import EngineUnavailable
-from pipeline.serving.http_routes import make_application, read_body, unavailable, until_disconnect
+from pipeline.serving.http_routes import aside, make_application, read_body, unavailable, until_disconnect
 from pipeline.serving.json_body import Rejected
 from pipeline.serving.micro_batcher import MicroBatcher
 
@@ -60,7 +60,12 @@ def make_embedding_app(surface: EmbeddingSurface) -> Starlette:
 
 async def _embeddings(request: Request) -> Response:
     surface: EmbeddingSurface = request.app.state.surface
-    parsed = parse_embedding(await read_body(request), model=surface.model, encoder=surface.encoder)
+    body = await read_body(request)
+
+    def judge() -> EmbeddingRequest:
+        return parse_embedding(body, model=surface.model, encoder=surface.encoder)
+
+    parsed = await aside(judge, num_bytes=len(body))
     asked = BatchRequest(request_id=f"embd-{uuid.uuid4().hex}", rows=[token_row(tokens) for tokens in parsed.texts])
     try:
         answer = await until_disconnect(request, ask(surface.engine, asked))

@@ -7,7 +7,7 @@ error, as it is with OpenAI; an embedding of a part would look like one of the w
 from dataclasses import dataclass
 
 from pipeline.serving.completion_request import Encoder
-from pipeline.serving.json_body import Fields, Rejected, check_model, json_object, shown
+from pipeline.serving.json_body import Fields, check_model, json_object, shown
 
 MAX_INPUTS = 2048
 """OpenAI's."""
@@ -102,6 +102,3 @@ def _is_tokens(value: object) -> bool:
     if not isinstance(value, list) or not value:
         return False
     return all(isinstance(item, int) and not isinstance(item, bool) for item in value)
-
-
-__all__ = ["EmbeddingModel", "EmbeddingRequest", "Rejected", "parse_embedding"]

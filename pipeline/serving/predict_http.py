@@ -19,7 +19,7 @@ from starlette.routing import Route
 from pipeline.serving.batch_client import ask
 from pipeline.serving.batch_request import BatchRequest, Row
 from pipeline.serving.engine import EngineUnavailable
-from pipeline.serving.http_routes import make_application, read_body, unavailable, until_disconnect
+from pipeline.serving.http_routes import aside, make_application, read_body, unavailable, until_disconnect
 from pipeline.serving.json_body import Rejected
 from pipeline.serving.micro_batcher import MicroBatcher
 from pipeline.serving.predict_request import (
@@ -68,12 +68,17 @@ def make_predict_app(surface: PredictSurface) -> Starlette:
 
 async def _predict(request: Request) -> Response:
     surface: PredictSurface = request.app.state.surface
-    parsed = parse_prediction(
-        await read_body(request, max_bytes=MAX_PREDICT_BYTES),
-        content_type=request.headers.get("content-type", ""),
-        accept=request.headers.get("accept", ""),
-        model=surface.model,
-    )
+    body = await read_body(request, max_bytes=MAX_PREDICT_BYTES)
+
+    def judge() -> PredictRequest:
+        return parse_prediction(
+            body,
+            content_type=request.headers.get("content-type", ""),
+            accept=request.headers.get("accept", ""),
+            model=surface.model,
+        )
+
+    parsed = await aside(judge, num_bytes=len(body))
     asked = BatchRequest(request_id=f"pred-{uuid.uuid4().hex}", rows=_rows(parsed))
     try:
         answer = await until_disconnect(request, ask(surface.engine, asked))
@@ -82,9 +87,13 @@ async def _predict(request: Request) -> Response:
     if answer.error:
         raise Rejected(f"the request failed: {answer.error}", status=500)
     outputs = answer.stacked()
-    if parsed.answer is not MediaType.JSON:
-        return Response(write_arrays(outputs, media_type=parsed.answer), media_type=parsed.answer)
-    return _json(outputs, request_id=asked.request_id, surface=surface)
+
+    def write() -> Response:
+        if parsed.answer is not MediaType.JSON:
+            return Response(write_arrays(outputs, media_type=parsed.answer), media_type=parsed.answer)
+        return _json(outputs, request_id=asked.request_id, surface=surface)
+
+    return await aside(write, num_bytes=sum(array.nbytes for array in outputs.values()))
 
 
 def _rows(parsed: PredictRequest) -> list[Row]:

@@ -1,5 +1,6 @@
 """Rows of several requests share a pass, wait a bounded time, and fail alone."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Sequence
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from pipeline.serving.batch_client import ask
 from pipeline.serving.batch_request import BatchAnswer, BatchRequest, Row
 from pipeline.serving.engine import EngineUnavailable
 from pipeline.serving.metrics import Metrics
@@ -159,6 +161,21 @@ def test_a_cancelled_request_never_runs_and_is_never_answered(held, executor) ->
     assert executor.batches == [[0.0], [2.0]]
     assert "gone" not in client.answers
     assert held.metrics.value("aborted_requests_total", label="client") == 1
+
+
+def test_a_coroutine_that_is_cancelled_takes_its_request_back(held, executor) -> None:
+    async def leave() -> None:
+        asking = asyncio.ensure_future(ask(held, asked("gone", 1.0)))
+        staying = asyncio.ensure_future(ask(held, asked("stays", 2.0)))
+        await asyncio.sleep(0.01)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        executor.may_run.set()
+        assert float((await staying).rows[0]["y"]) == 4.0
+
+    asyncio.run(leave())
+    assert executor.batches == [[0.0], [2.0]]
 
 
 def test_a_request_that_fails_fails_alone(held, executor) -> None:
