@@ -99,7 +99,7 @@ class OnnxSource(BesideTheWeights):
                 weights[name] = weight
         for name, weight in weights.items():
             try:
-                _check(weight.tensor, directory=path.parent)
+                _check(weight.tensor, path=path)
             except ValueError as error:
                 complaints.append(f"{name}: {error}")
         if complaints or not weights:
@@ -142,9 +142,10 @@ def _graph(path: Path) -> onnx.GraphProto:
             raise ValueError("is no regular file")
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ValueError(f"has {path.stat().st_size} bytes; an ONNX file holds {MAX_FILE_BYTES} at most")
-        graph = onnx.load_model(path, load_external_data=False).graph
-        if not graph.node:
-            raise ValueError("holds no graph")
+        model = onnx.load_model(path, load_external_data=False)
+        graph = model.graph
+        if not graph.node or not model.opset_import:  # the latter is written last: a file that was cut has none
+            raise ValueError("holds no whole graph")
     except (DecodeError, ValueError, OSError) as error:
         raise CheckpointError(f"{path}: not read as an ONNX model: {error}") from error
     quantized = sorted({node.op_type for node in graph.node if node.op_type in _QUANTIZED})
@@ -207,12 +208,16 @@ def _external(tensor: onnx.TensorProto) -> dict[str, str] | None:
     return {entry.key: entry.value for entry in tensor.external_data}
 
 
-def _check(tensor: onnx.TensorProto, *, directory: Path) -> None:
+def _check(tensor: onnx.TensorProto, *, path: Path) -> None:
     """Hold a tensor's numbers against its shape.
 
+    Numbers beside the graph are bytes without any form, so a link that leads elsewhere would make weights of whatever
+    lies there; it may lead only to where the graph itself really lies, as in a cache of links.
+
     Raises:
-        ValueError: they do not fill it, or lie outside of the directory.
+        ValueError: they do not fill it, or lie outside of the graph's directory.
     """
+    directory = path.parent
     kind = _TYPES.get(tensor.data_type)
     if kind is None:
         raise ValueError(f"has the ONNX type {tensor.data_type}; allowed: {', '.join(_TYPES.values())}")
@@ -224,6 +229,8 @@ def _check(tensor: onnx.TensorProto, *, directory: Path) -> None:
         file = directory / place.get("location", "")
         if file.parent != directory or not file.is_file():
             raise ValueError(f"its numbers are to lie in {place.get('location')!r}, which is no file beside the graph")
+        if file.resolve().parent not in (directory.resolve(), path.resolve().parent):
+            raise ValueError(f"its numbers lie in {file.name}, a link to {file.resolve()}, away from the graph")
         offset, length = int(place.get("offset", 0)), int(place.get("length", wanted))
         if length != wanted or offset < 0 or offset + length > file.stat().st_size:
             raise ValueError(

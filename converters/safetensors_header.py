@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from converters.json_file import parse_json, whole_number
 from converters.operations import Shape
+from pipeline.models.json_file import parse_json, whole_number
 
 MAX_HEADER_BYTES = 100_000_000
 """The limit of the reference implementation; a longer one is damage or an attack."""

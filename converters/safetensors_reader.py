@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from converters.json_file import read_json
 from converters.operations import Array, Shape
 from converters.parts import Reading, check_parts, place_of, read_range, regular_file_complaints
 from converters.safetensors_header import StoredPart, read_header
 from converters.source import STORED_DTYPES, BesideTheWeights, TensorHeader
 from pipeline.errors import CheckpointError
+from pipeline.models.json_file import read_json
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"

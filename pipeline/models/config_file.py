@@ -3,11 +3,11 @@
 Owns its name and its reading. Loads no framework.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ArtifactError
+from pipeline.models.json_file import read_json
 
 CONFIG_FILE = "config.json"
 
@@ -20,8 +20,8 @@ def read_config(directory: Path) -> dict[str, Any]:
     """
     path = directory / CONFIG_FILE
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        config = read_json(path)
+    except ValueError as error:
         raise ArtifactError(f"{path}: cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise ArtifactError(f"{path}: must be a JSON object, found {type(config).__name__}")

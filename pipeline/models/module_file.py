@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ArtifactError
+from pipeline.models.json_file import read_json
 
 MODULE_FILE = "module.json"
 BATCH = "batch"
@@ -56,13 +57,13 @@ class ModuleFile:
         """
         path = directory / MODULE_FILE
         try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
+            raw = read_json(path)
             inputs = {
                 str(name): InputSpec(shape=tuple(_size(size) for size in spec["shape"]), dtype=str(spec["dtype"]))
                 for name, spec in raw["inputs"].items()
             }
             return cls(factory=str(raw["factory"]), arguments=dict(raw["arguments"]), inputs=inputs)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArtifactError(f"{path}: not a module description: {type(error).__name__}: {error}") from error
 
 

@@ -142,6 +142,19 @@ def test_places_that_lead_nowhere_are_refused(tmp_path, given, complaint):
         open_source(external(tmp_path, **given))
 
 
+def test_links_of_a_cache_are_followed_and_others_are_not(tmp_path):
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot").mkdir()
+    external(tmp_path / "blobs")
+    for name in ("model.onnx", "data"):
+        (tmp_path / "snapshot" / name).symlink_to(tmp_path / "blobs" / name)
+    assert (open_source(tmp_path / "snapshot").read("m.w") == KERNEL).all()
+    (tmp_path / "snapshot" / "data").unlink()
+    (tmp_path / "snapshot" / "data").symlink_to("/etc/passwd")
+    with pytest.raises(CheckpointError, match=r"m\.w: its numbers lie in data, a link to /etc/passwd, away from"):
+        open_source(tmp_path / "snapshot")
+
+
 def test_quantized_graph_is_refused(tmp_path):
     path = write(tmp_path, [from_array(KERNEL, "m.w")], [product("m.w", kind="MatMulInteger")])
     with pytest.raises(CheckpointError, match="computes with MatMulInteger, so its weights are not the model's own"):
