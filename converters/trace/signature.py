@@ -16,6 +16,8 @@ from torch.utils import _pytree as pytree
 
 from pipeline.models.traced.program import Argument, Dimension, Input, Ref
 
+_RESHAPES = ("aten.view", "aten.reshape", "aten._unsafe_view", "aten.clone", "aten.to.", "aten._to_copy", "aten.slice")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
@@ -58,8 +60,9 @@ def read_signature(
             else _named(exported, size, dynamic.get(path, {}).get(axis), symbols, dimensions)
             for axis, size in enumerate(value.shape)
         ]
+        limit = high.get(path) or _num_rows(placeholders[name]) or 2
         dtype = str(value.dtype).removeprefix("torch.")
-        inputs[path] = Input(shape=tuple(sizes), dtype=dtype, high=high.get(path, 2))
+        inputs[path] = Input(shape=tuple(sizes), dtype=dtype, high=limit)
         paths[name] = path
     return Signature(
         parameters=tuple(named),
@@ -68,6 +71,19 @@ def read_signature(
         dimensions=dimensions,
         paths=paths,
     )
+
+
+def _num_rows(value: torch.fx.Node) -> int | None:
+    """The size of the table that an input looks up, perhaps in another shape: what its integers are below."""
+    for user in value.users:
+        name = str(user.target)
+        if name == "aten.embedding.default" and user.args[1] is value:
+            return int(user.args[0].meta["val"].shape[0])
+        if name.startswith(_RESHAPES):
+            found = _num_rows(user)
+            if found is not None:
+                return found
+    return None
 
 
 def _flattened(module: torch.nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`program.json` and `constants.safetensors`: a traced program on disk.
 
-Owns the two files. Knows nothing of what is in a program. The one decision: both are read strictly and held against each
-other before anything uses them.
+Owns the two files. Knows nothing of what is in a program. The one decision: both are read strictly and held against
+each other before anything uses them.
 """
 
 from collections.abc import Mapping

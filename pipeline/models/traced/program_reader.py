@@ -1,8 +1,8 @@
 """The reading of a program's text, strict.
 
-Owns what is and is not a program. Knows nothing of files and of what operations do. The one decision: nothing in the text
-is evaluated or imported, every name must be defined before it is used, and whatever is not exactly a program is refused
-with the place where it is wrong.
+Owns what is and is not a program. Knows nothing of files and of what operations do. The one decision: nothing in the
+text is evaluated or imported, every name must be defined before it is used, and whatever is not exactly a program is
+refused with the place where it is wrong.
 """
 
 import json
