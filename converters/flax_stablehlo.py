@@ -40,11 +40,11 @@ PROGRAM_FILE = "model.stablehlo"
 PARAMETERS_FILE = "parameters.safetensors"
 RECORD_FILE = "stablehlo.json"
 PLATFORMS = ("cpu", "cuda", "tpu")
-BATCH = "batch"
+BATCH, SEQUENCE = "batch", "sequence"
 LIMIT = 1e-5
 _LIMIT_EPSILONS = 4
-"""Largest difference of the exported program, relative to the largest output: `LIMIT`, or this many times the spacing of
-the output's dtype where that is more. The same XLA compiles both, but may sum in another order where sizes are open."""
+"""Largest difference of the exported program, relative to the largest output: `LIMIT`, or this many times the spacing
+of the output's dtype where that is more. XLA may sum in another order where sizes are open."""
 
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, jax.Array]]
 
@@ -54,6 +54,8 @@ class _Exported:
     program: export.Exported
     open_sizes: Mapping[str, Mapping[int, str]]
     """Name of each open size by input and axis."""
+    longest: int | None
+    """The most tokens that the model takes, where it has a limit."""
     refusals: tuple[str, ...]
     """Why sizes that might have been open are not."""
 
@@ -128,8 +130,10 @@ def _export(
     refusals: list[str] = []
     given = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in leaves.items()}
     for open_sizes in _choices(description, examples):
+        longest = _longest(description, open_sizes)
         try:
-            program = export.export(jax.jit(forward), platforms=PLATFORMS)(given, _specs(examples, open_sizes))
+            specs = _specs(examples, open_sizes, longest=longest)
+            program = export.export(jax.jit(forward), platforms=PLATFORMS)(given, specs)
         except (
             Exception
         ) as error:  # shape arithmetic that is not conclusive raises whatever the model's code makes of it
@@ -140,7 +144,7 @@ def _export(
             names = sorted({name for axes in open_sizes.values() for name in axes.values()})
             refusals.append(f"{', '.join(names)} cannot be open: {_first_line(error)}")
         else:
-            return _Exported(program=program, open_sizes=open_sizes, refusals=tuple(refusals))
+            return _Exported(program=program, open_sizes=open_sizes, longest=longest, refusals=tuple(refusals))
     raise AssertionError
 
 
@@ -152,30 +156,40 @@ def _choices(description: ModelDescription, examples: Arrays) -> list[dict[str, 
             for name, spec in description.program.inputs.items()
         }
     else:
-        every = {
-            name: {0: BATCH, **({1: _sequence(examples, array.shape[1])} if _is_text(array) else {})}
-            for name, array in examples.items()
-        }
-    only_batch = {name: {axis: size for axis, size in axes.items() if size == BATCH} for name, axes in every.items()}
+        every = _family_sizes(examples)
+    only_batch = {
+        name: {axis: size for axis, size in axes.items() if size.endswith(BATCH)} for name, axes in every.items()
+    }
     choices = [choice for choice in (every, only_batch) if any(choice.values())]
     return [*(choices if every != only_batch else choices[:1]), {}]
 
 
-def _is_text(array: np.ndarray[Any, Any]) -> bool:
-    return array.ndim == 2 and np.issubdtype(array.dtype, np.integer)
+def _family_sizes(examples: Arrays) -> dict[str, dict[int, str]]:
+    """A family's inputs: rows on the first axis; of text, tokens on the second.
+
+    Examples have equal sizes only where the model needs them equal.
+    """
+    names: dict[tuple[int, int], str] = {}
+    sizes: dict[str, dict[int, str]] = {}
+    for name, array in examples.items():
+        is_text = array.ndim == 2 and np.issubdtype(array.dtype, np.integer)
+        for axis, plain in ((0, BATCH), (1, SEQUENCE)) if is_text else ((0, BATCH),):
+            is_first = not any(taken == plain for taken in names.values())
+            size = names.setdefault((axis, array.shape[axis]), plain if is_first else f"{name}_{plain}")
+            sizes.setdefault(name, {})[axis] = size
+    return sizes
 
 
-def _sequence(examples: Arrays, length: int) -> str:
-    """One name for all inputs of one length: `sequence` for the first, that of the first such input for others."""
-    lengths = list(dict.fromkeys(array.shape[1] for array in examples.values() if _is_text(array)))
-    if length == lengths[0]:
-        return "sequence"
-    first = next(name for name, array in examples.items() if _is_text(array) and array.shape[1] == length)
-    return f"{first}_length"
+def _longest(description: ModelDescription, open_sizes: Mapping[str, Mapping[int, str]]) -> int | None:
+    """What the open size `sequence` is at most; models compare it with the length of their tables."""
+    limit = getattr(getattr(description, "parsed", None), "max_position_embeddings", None)
+    return limit if any(SEQUENCE in axes.values() for axes in open_sizes.values()) else None
 
 
-def _specs(examples: Arrays, open_sizes: Mapping[str, Mapping[int, str]]) -> dict[str, jax.ShapeDtypeStruct]:
-    scope = export.SymbolicScope()
+def _specs(
+    examples: Arrays, open_sizes: Mapping[str, Mapping[int, str]], *, longest: int | None
+) -> dict[str, jax.ShapeDtypeStruct]:
+    scope = export.SymbolicScope(() if longest is None else (f"{SEQUENCE} <= {longest}",))
     specs = {}
     for name, array in examples.items():
         axes = open_sizes.get(name, {})
@@ -249,6 +263,7 @@ def _facts(exported: _Exported, examples: Arrays, *, description: ModelDescripti
             }
             for name, aval in outputs.items()
         },
+        "limits": {} if exported.longest is None else {SEQUENCE: exported.longest},
         "platforms": list(exported.program.platforms),
         "calling_convention_version": exported.program.calling_convention_version,
         "jax_version": jax.__version__,

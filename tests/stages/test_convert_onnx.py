@@ -18,6 +18,7 @@ MODEL = "${stages.convert.outputs.model}"
 TOLERANCE = 3e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["torch", "flax"])
 def test_onnxruntime_computes_what_torch_computes_at_another_size(stage_context, tiny_checkpoint, tmp_path, side):
     source = tiny_checkpoint
