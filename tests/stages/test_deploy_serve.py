@@ -143,7 +143,7 @@ def test_what_cannot_fit_is_refused_with_the_arithmetic(tmp_path, monkeypatch):
 
 def test_a_context_longer_than_the_model_and_cuda_without_a_gpu_are_refused(tmp_path):
     model = write_model(tmp_path / "model")
-    with pytest.raises(ParameterError, match="made for 128 positions"):
+    with pytest.raises(ParameterError, match="served with 128 positions"):
         run(context_of(tmp_path, model, max_context_tokens=512))
     with pytest.raises(ParameterError, match="asks the cluster for no GPU"):
         run(context_of(tmp_path, model, device="cuda"))
@@ -164,3 +164,13 @@ def test_the_version_is_that_of_the_registration(tmp_path):
     registration = replace(model, stage="register", output="registration")
     assert _version(context, model) == "d" * 12
     assert _version(replace(context, inputs={"model": model, "registration": registration}), model) == "7"
+
+
+def test_a_traced_model_is_judged_by_the_size_of_its_parameters(tmp_path, monkeypatch):
+    model = tmp_path / "model"
+    (model / "params").mkdir(parents=True)
+    (model / "program.json").write_text("{}")
+    (model / "params" / "weights").write_bytes(bytes(2**20))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**29))
+    with pytest.raises(ParameterError, match=r"2 replica\(s\) need .* of weights while loading"):
+        run(context_of(tmp_path, model, replicas=2))
