@@ -62,10 +62,13 @@ def load_pair(checkpoint: Path, *, model: Path, project_root: Path | None = None
     config = {} if is_own else dict(read_config(model))
     if not is_own:
         _check_config(checkpoint, source.config(), model=model, ours=config)
-    reference = (
-        load_own_module(checkpoint, project_root=project_root or Path.cwd()) if is_own else load_torch_model(checkpoint)
-    )
-    _round(reference, manifest=manifest)
+    reference: torch.nn.Module
+    if is_own:
+        reference = load_own_module(checkpoint, project_root=project_root or Path.cwd())
+        _round(reference, manifest=manifest)
+    else:
+        # By stored name: transformers gives its modules other names than it writes.
+        reference = load_torch_model(checkpoint, rounding=_rounding(manifest))
     return ModelPair(
         checkpoint=checkpoint,
         model=model,
@@ -86,14 +89,19 @@ def _check_config(checkpoint: Path, theirs: Mapping[str, Any], *, model: Path, o
         raise ConversionError(f"{checkpoint} and {model} have different configs:\n{shown}")
 
 
-@torch.no_grad()
-def _round(reference: torch.nn.Module, *, manifest: ConversionManifest) -> None:
-    wanted = {
-        tensor.name: getattr(torch, conversion.targets[0].dtype)
+def _rounding(manifest: ConversionManifest) -> dict[str, str]:
+    """The dtype that a declared cast rounded a tensor to, by its stored name."""
+    return {
+        tensor.stored_name: conversion.targets[0].dtype
         for conversion in manifest.tensors
         if not conversion.is_exact
         for tensor in conversion.sources
     }
+
+
+@torch.no_grad()
+def _round(reference: torch.nn.Module, *, manifest: ConversionManifest) -> None:
+    wanted = _rounding(manifest)
     for name, value in reference.state_dict().items():
         if name in wanted:
-            value.copy_(value.to(wanted[name]).to(value.dtype))
+            value.copy_(value.to(getattr(torch, wanted[name])).to(value.dtype))

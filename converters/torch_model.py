@@ -26,10 +26,14 @@ POOLER_KEY = "add_pooling_layer"
 """In `config.json` of a base model that was saved without its pooler; transformers takes it as an argument."""
 
 
-def load_torch_model(checkpoint: Path) -> PreTrainedModel:
+def load_torch_model(checkpoint: Path, *, rounding: Mapping[str, str] | None = None) -> PreTrainedModel:
     """The torch model of the checkpoint directory, float32 on the CPU, in evaluation mode.
 
     Its class is the one that `architectures` names.
+
+    Args:
+        checkpoint: what `open_source` reads.
+        rounding: a dtype by stored name; such a weight is rounded to it before it is widened again.
 
     Raises:
         CheckpointError: the checkpoint is missing, truncated or altered.
@@ -45,7 +49,7 @@ def load_torch_model(checkpoint: Path) -> PreTrainedModel:
         model, report = kind.from_pretrained(
             None,
             config=parsed,
-            state_dict=_state(source),
+            state_dict=_state(source, rounding=rounding or {}),
             dtype=torch.float32,
             attn_implementation="eager",
             ignore_mismatched_sizes=True,
@@ -88,14 +92,19 @@ def _arguments(kind: type[PreTrainedModel], config: Mapping[str, Any]) -> dict[s
     return {POOLER_KEY: bool(config[POOLER_KEY])} if takes_it and POOLER_KEY in config else {}
 
 
-def _state(source: CheckpointSource) -> dict[str, torch.Tensor]:
-    """Every tensor by the name that the module gave it; weights in float32, counters as they are."""
-    return {name: _tensor(source.read(stored)) for name, stored in canonical_names(source.headers).items()}
+def _state(source: CheckpointSource, *, rounding: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """Every tensor by the name that its checkpoint gives it; weights in float32, counters as they are."""
+    return {
+        name: _tensor(source.read(stored), rounded_to=rounding.get(stored))
+        for name, stored in canonical_names(source.headers).items()
+    }
 
 
-def _tensor(array: Array) -> torch.Tensor:
-    # torch cannot take numpy's bfloat16; widening it is exact.
-    return torch.from_numpy(array if array.dtype.kind in "iub" else array.astype(FLOAT_DTYPES["float32"]))
+def _tensor(array: Array, *, rounded_to: str | None) -> torch.Tensor:
+    if array.dtype.kind in "iub":
+        return torch.from_numpy(array)
+    narrow = array if rounded_to is None else array.astype(FLOAT_DTYPES[rounded_to])
+    return torch.from_numpy(narrow.astype(FLOAT_DTYPES["float32"]))  # torch cannot take numpy's bfloat16
 
 
 @contextmanager
