@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from converters.conversion import convert as convert
     from converters.conversion_preview import preview as preview
-    from converters.conversion_preview import recognised as recognised
     from converters.difference import diff as diff
     from converters.exporting import export as export
     from converters.loading import load as load
     from converters.location import locate as locate
     from converters.parity import check_parity as check_parity
+    from converters.readers import recognised as recognised
 
 API: Mapping[str, str] = {
     "check_parity": "converters.parity:check_parity",
@@ -34,7 +34,7 @@ API: Mapping[str, str] = {
     "load": "converters.loading:load",
     "locate": "converters.location:locate",
     "preview": "converters.conversion_preview:preview",
-    "recognised": "converters.conversion_preview:recognised",
+    "recognised": "converters.readers:recognised",
 }
 """Public name to the function behind it."""
 

@@ -17,7 +17,7 @@ from converters.flax_source import FlaxSource
 from converters.leaf_work import pieces
 from converters.mapping import DtypePolicy, MappingPlan, plan_mapping
 from converters.operations import DTYPES, Shape
-from converters.readers import READERS, open_source
+from converters.readers import open_source
 from converters.roads import Road, Via, choose_road
 from converters.source import CheckpointSource
 from pipeline.errors import ArtifactError, ConversionError, ParameterError
@@ -96,11 +96,6 @@ def preview(
         refusal=refusal,
         loaded=_loaded(),
     )
-
-
-def recognised(path: str | Path) -> bool:
-    """True where a reader knows what the file or directory holds; looks at names alone."""
-    return any(reader.recognises(Path(path)) for reader in READERS)
 
 
 def _way_back(flax: FlaxSource, *, source: str) -> ConversionPreview:

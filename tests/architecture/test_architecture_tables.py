@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import converters
+from converters.readers import READERS
 from pipeline.cli.bench import BENCH_LOG, BENCHES
 from pipeline.cli.main import VERBS
 from pipeline.cli.trackers import TRACKERS
@@ -22,6 +23,7 @@ DOTTED = {
     *BENCHES.values(),
     BENCH_LOG,
     *converters.API.values(),
+    *READERS,
     *(kind.run for kind in KINDS.values() if kind.run),
     *(kind.sources for kind in KINDS.values() if kind.sources),
     *(kind.verify for kind in KINDS.values() if kind.verify),

@@ -154,4 +154,4 @@ def test_the_python_example_of_the_page_on_conversion_runs(
 def test_every_public_call_is_on_the_page_on_conversion() -> None:
     page = (PROJECT / "docs" / "conversion.md").read_text(encoding="utf-8")
     described = set(re.findall(r"^\| `(\w+)\(", page, re.MULTILINE))
-    assert described == set(converters.__all__) - {"recognised", "locate"}
+    assert described == set(converters.__all__)
