@@ -14,6 +14,7 @@ from pipeline import errors
 from pipeline.artifacts.store import Store
 from pipeline.errors import ClusterError, PipelineError, StageError
 
+_MIXED = "mixed torch.Tensor and DTensor"
 _LOST_CONTACT = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Socket Timeout")
 
 
@@ -35,7 +36,14 @@ def as_pipeline_error(error: BaseException, *, rank: int) -> PipelineError:
             f"rank {rank} is out of memory: {text.splitlines()[0] if text else type(error).__name__}",
             hint="lower `micro_batch_sequences` (the global batch stays), or set `activation_checkpointing: true`",
         )
-    return StageError(f"rank {rank}: {type(error).__name__}: {text}\n{''.join(traceback.format_exception(error))}")
+    hint = ""
+    if _MIXED in text:
+        hint = (
+            "FSDP gathers a block's parameters when the block is called; the module seems to use a parameter of a "
+            "child of a ModuleList or Sequential without calling that child"
+        )
+    whole = f"rank {rank}: {type(error).__name__}: {text}\n{''.join(traceback.format_exception(error))}"
+    return StageError(whole, hint=hint)
 
 
 def record_fatal(store: Store, launch_id: str, error: PipelineError) -> None:

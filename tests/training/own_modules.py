@@ -79,6 +79,17 @@ def make_failing() -> nn.Module:
     return nn.Sequential()  # its forward takes `input`
 
 
+class Reaching(nn.Module):
+    """Uses a block's parameter without calling the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 2)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.layers[0].weight, self.layers[0].bias)
+
+
 class Narrow(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -86,6 +97,10 @@ class Narrow(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x)
+
+
+def make_reaching() -> nn.Module:
+    return Reaching()
 
 
 def make_narrow() -> nn.Module:

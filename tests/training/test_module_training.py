@@ -17,6 +17,7 @@ from pipeline.data.arrays import ArrayDataset
 from pipeline.errors import ParameterError
 from pipeline.models.module_file import InputSpec, ModuleFile
 from pipeline.training.config import TrainConfig, plan_batch
+from pipeline.training.failure import as_pipeline_error
 from pipeline.training.module_factory import check_module
 from pipeline.training.module_task import module_blocks
 from pipeline.training.session import TrainJob
@@ -131,6 +132,13 @@ def test_values_are_fitted_by_squares(make_job, one_rank, values: Path) -> None:
     assert result.state.validation_loss < 0.2 * result.state.initial_validation_loss
     assert "validation_accuracy" not in result.state.validation
     assert record.series("loss")[150] < record.series("loss")[1]
+
+
+def test_a_block_that_is_not_called_is_explained(make_job, one_rank, values: Path) -> None:
+    job = make_job(dataset=values, model="own_modules:make_reaching", model_arguments={}, loss="mean_squared_error")
+    with pytest.raises(RuntimeError) as caught:
+        train_recorded(one_rank, job)
+    assert "without calling that child" in as_pipeline_error(caught.value, rank=0).hint
 
 
 def test_accumulation_changes_nothing_where_rows_do_not_see_each_other(
