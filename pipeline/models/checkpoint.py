@@ -92,26 +92,27 @@ def load_model(directory: Path, *, dtype: str | None, sharding: Placement | None
         ParameterError: the config is of no known family or not supported, or a leaf cannot be laid out as asked.
     """
     stored = StoredParameters.open(directory / PARAMETERS_DIRECTORY)
-    description = describe(directory)
-    _check(description, stored.headers, source=str(directory))
-    return _assembled(description, stored.read_each(stored.headers), dtype=dtype, sharding=sharding)
+    abstract = describe(directory).abstract()
+    _check(abstract, stored.headers, source=str(directory))
+    return _assembled(abstract, stored.read_each(stored.headers), dtype=dtype, sharding=sharding)
 
 
 def build_model(
     description: ModelDescription, leaves: Mapping[str, Any], *, dtype: str | None, source: str
 ) -> nnx.Module:
     """As `load_model`, from leaves in memory; `source` names them in errors."""
-    _check(description, leaves, source=source)
-    return _assembled(description, leaves.items(), dtype=dtype, sharding=None)
+    abstract = description.abstract()
+    _check(abstract, leaves, source=source)
+    return _assembled(abstract, leaves.items(), dtype=dtype, sharding=None)
 
 
-def _check(description: ModelDescription, found: Mapping[str, Any], *, source: str) -> None:
+def _check(abstract: nnx.Module, found: Mapping[str, Any], *, source: str) -> None:
     """Hold every leaf against the model.
 
     Raises:
         ArtifactError: something does not fit; lists all of it.
     """
-    complaints = _complaints(abstract_leaves(description), found)
+    complaints = _complaints(model_leaves(abstract), found)
     if complaints:
         shown = complaints[:_MAX_COMPLAINTS]
         if len(complaints) > len(shown):
@@ -124,14 +125,14 @@ def _check(description: ModelDescription, found: Mapping[str, Any], *, source: s
 
 
 def _assembled(
-    description: ModelDescription,
+    abstract: nnx.Module,
     leaves: Iterable[tuple[str, Any]],
     *,
     dtype: str | None,
     sharding: Placement | None,
 ) -> nnx.Module:
     """The module with `leaves`, taken one by one; nothing else holds on to them."""
-    graph, state, rest = nnx.split(description.abstract(), LEAVES, ...)
+    graph, state, rest = nnx.split(abstract, LEAVES, ...)
     variables = {_dotted(path): (path, variable) for path, variable in _items(state)}
     filled = {}
     for name, leaf in leaves:

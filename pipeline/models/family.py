@@ -49,7 +49,7 @@ class FamilyModel:
 
     def abstract(self) -> nnx.Module:
         """The module without weights."""
-        return nnx.eval_shape(lambda: self.family.module(self.parsed, rngs=nnx.Rngs(0)))
+        return nnx.eval_shape(lambda: self.family.module(self.parsed, rngs=_OneKey()))
 
     def example_inputs(self, *, seed: int) -> Arrays:
         """Random inputs by torch's keyword."""
@@ -58,3 +58,20 @@ class FamilyModel:
     def forward(self, module: nnx.Module, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
         """Outputs by torch's name."""
         return self.family.forward(module, inputs)
+
+
+class _OneKey:
+    """In place of `nnx.Rngs` where nothing is drawn: every stream gives the same key.
+
+    `Rngs` counts its calls, and flax compares each count with the one before in a way that, while shapes are traced,
+    walks the whole trace: 0.8 s for the 211 weights of SmolLM2 instead of 0.15 s, growing with their square.
+    """
+
+    def __init__(self) -> None:
+        self._key = jax.random.key(0)
+
+    def __call__(self) -> jax.Array:
+        return self._key
+
+    def __getattr__(self, stream: str) -> "_OneKey":
+        return self
