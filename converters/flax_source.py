@@ -120,7 +120,7 @@ def _rule_of(conversion: Conversion, rules: tuple[Rule, ...]) -> Rule | None:
 
 
 def _same_name(conversion: Conversion) -> Rule | None:
-    """Leaves of a traced model have torch's names and layouts."""
+    """Leaves of a traced model have torch's layouts, under the module's names."""
     names = [source.name for source in conversion.sources]
     paths = [target.path for target in conversion.targets]
-    return Rule(sources=tuple(names), targets=tuple(paths)) if names == paths else None
+    return Rule.one(names[0], paths[0]) if len(names) == len(paths) == 1 else None

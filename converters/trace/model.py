@@ -6,6 +6,7 @@ eager attention, without a cache and with experts as batched products, because o
 every input.
 """
 
+import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from converters.torch_model import POOLER_KEY, model_class
 from converters.trace.examples import Examples, module_examples, transformers_examples
 from pipeline.errors import ArtifactError, ConversionError
 from pipeline.models.config_file import CONFIG_FILE, read_config
@@ -50,8 +51,8 @@ def traceable_model(
         ParameterError: the factory cannot be imported or gives no module.
         ConversionError: transformers has no such model, or no example inputs can be derived for it.
     """
-    dtype = _FLOATS[Counter(name for name in dtypes if name in _FLOATS).most_common(1)[0][0]] if dtypes else None
-    dtype = dtype or torch.float32
+    counted = Counter(name for name in dtypes if name in _FLOATS).most_common(1)
+    dtype = _FLOATS[counted[0][0]] if counted else torch.float32
     if (directory / MODULE_FILE).is_file():
         described = ModuleFile.read(directory)
         module = build_module(
@@ -76,25 +77,16 @@ def transformers_module(config: Mapping[str, Any], *, dtype: torch.dtype = torch
     Raises:
         ConversionError: transformers has no such model, or its class refuses the config.
     """
-    named = [str(name) for name in config.get("architectures") or ()]
-    found = getattr(transformers, named[0], None) if named else AutoModel
-    if found is None:
-        raise ConversionError(
-            f"{CONFIG_FILE}: architectures names {named[0]!r}, which transformers {transformers.__version__} lacks",
-            hint="describe the module in module.json (`factory: module:function`)",
-        )
+    kind = model_class(config)
+    takes_pooler = POOLER_KEY in config and POOLER_KEY in inspect.signature(kind.__init__).parameters
+    arguments = {POOLER_KEY: bool(config[POOLER_KEY])} if takes_pooler else {}
     try:
         parsed = AutoConfig.for_model(**dict(config))
         prepare(parsed)
         with no_init_weights():
-            if found is AutoModel:
-                module = AutoModel.from_config(parsed, dtype=dtype)
-            else:
-                module = found._from_config(parsed, dtype=dtype)
+            module = kind._from_config(parsed, dtype=dtype, **arguments)
     except (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError) as error:
-        raise ConversionError(
-            f"{CONFIG_FILE}: transformers cannot build {named[0] if named else config.get('model_type')!r}: {error}"
-        ) from error
+        raise ConversionError(f"{CONFIG_FILE}: transformers cannot build {kind.__name__}: {error}") from error
     module.tie_weights()
     return module.eval()
 

@@ -1,8 +1,8 @@
 """The trace road of a conversion: a checkpoint without a family becomes a program and an identity table.
 
-Owns what the conversion needs in place of a family: the program, its constants, and the rules from torch names to the
-same names. Knows nothing of writing. The one decision: parameters keep their torch names and layouts, so the way there
-and the way back are both the identity.
+Owns what the conversion needs in place of a family: the program, its constants, and the rules from the checkpoint's
+names to the module's. Knows nothing of writing. The one decision: parameters keep their torch layouts, so the way there
+and the way back change names at most.
 """
 
 import re
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from converters.families.table import FamilyTable, Tie
 from converters.mapping import DtypePolicy
@@ -19,6 +20,7 @@ from converters.rules import Rule
 from converters.source import TensorHeader
 from converters.trace.export import trace_module
 from converters.trace.model import traceable_model
+from converters.trace.names import ignored_names, module_names
 from converters.trace.taps import blocks
 from converters.wrappers import canonical_names
 from pipeline.models.traced.description import TracedModel
@@ -72,36 +74,56 @@ def trace_checkpoint(
     stored = canonical_names(headers)
     dtypes = [headers[name].dtype for name in stored.values()] if dtype == "keep" else [dtype]
     model = traceable_model(directory, dtypes=dtypes, project_root=project_root)
+    names = module_names(model.module, stored)
     trace = trace_module(
-        model.module, kwargs=model.examples.inputs, dynamic=model.examples.dynamic, names=tuple(stored)
+        model.module, kwargs=model.examples.inputs, dynamic=model.examples.dynamic, names=tuple(names.values())
     )
     return TracedRoad(
         program=trace.program,
         constants=trace.constants,
-        table=identity_table(trace.program, paths=blocks(model.module), names=frozenset(stored)),
+        table=table_of(trace.program, module=model.module, names=names),
         warnings=_warnings(trace.program, dynamic=model.examples.dynamic),
     )
 
 
-def identity_table(program: Program, *, paths: tuple[str, ...], names: frozenset[str]) -> FamilyTable:
-    """Every leaf from the tensor of the same name.
+def table_of(program: Program, *, module: torch.nn.Module, names: Mapping[str, str]) -> FamilyTable:
+    """Every leaf from its tensor, unchanged.
 
     Args:
         program: whose leaves are filled.
-        paths: modules whose outputs are compared.
-        names: canonical names that the checkpoint has.
+        module: that it was traced from.
+        names: the module's name by the checkpoint's.
     """
-    templates = dict.fromkeys(_template(name) for name in program.leaves)
-    ran = {path for path, _ in program.taps}
+    stored_by_name = {name: stored for stored, name in names.items()}
     known = {name for leaf, spec in program.leaves.items() for name in (leaf, *spec.aliases)}
+    ran = {path for path, _ in program.taps}
+    state = module.state_dict()
     return FamilyTable(
         family=TRACED,
         facts={"module": program.name, "dtype": program.dtype, "num_operations": len(list(program.nodes()))},
-        rules=tuple(Rule.one(template, template) for template in templates),
-        ties=tuple(Tie(tensor=alias, same_as=name) for name, leaf in program.leaves.items() for alias in leaf.aliases),
-        carried=tuple(sorted(name for name in names - known if name.rpartition(".")[2] == "num_batches_tracked")),
-        blocks=tuple((path, path) for path in paths if path in ran),
+        rules=tuple(dict.fromkeys(_rule(stored_by_name.get(name, name), name) for name in program.leaves)),
+        ignored=ignored_names(module, names),
+        ties=tuple(
+            Tie(tensor=stored_by_name.get(alias, alias), same_as=stored_by_name.get(name, name))
+            for name, leaf in program.leaves.items()
+            for alias in leaf.aliases
+        ),
+        carried=tuple(sorted(stored for stored, name in names.items() if name in state and name not in known)),
+        blocks=tuple((path, path) for path in blocks(module) if path in ran),
     )
+
+
+def _rule(stored: str, name: str) -> Rule:
+    """One rule serves all layers: numbers that both names share, in the same order, become fields."""
+    parts = [re.split(r"(?<=\.)(0|[1-9][0-9]*)(?=\.)", f".{text}.") for text in (stored, name)]
+    if parts[0][1::2] != parts[1][1::2]:
+        return Rule.one(stored, name)
+    templates = []
+    for pieces in parts:
+        letters = iter("abcdefghijklmnopqrstuvwxyz")
+        joined = "".join(piece if at % 2 == 0 else "{" + next(letters) + "}" for at, piece in enumerate(pieces))
+        templates.append(joined[1:-1])
+    return Rule.one(templates[0], templates[1])
 
 
 def _warnings(program: Program, *, dynamic: Mapping[str, Mapping[int, str]]) -> tuple[str, ...]:
@@ -111,12 +133,4 @@ def _warnings(program: Program, *, dynamic: Mapping[str, Mapping[int, str]]) -> 
         for name, axes in dynamic.items()
         for axis, size in axes.items()
         if isinstance(program.inputs[name].shape[axis], int)
-    )
-
-
-def _template(name: str) -> str:
-    """The name with its numbers as fields: one rule serves all layers."""
-    letters = iter("abcdefghijklmnopqrstuvwxyz")
-    return ".".join(
-        "{" + next(letters) + "}" if re.fullmatch(r"0|[1-9][0-9]*", part) else part for part in name.split(".")
     )
