@@ -267,7 +267,7 @@ def test_a_wrong_command_ends_with_2_and_says_what_is_right(capsys, checkpoint, 
 
 def test_interrupting_a_conversion_leaves_nothing_behind(tmp_path):
     """Ctrl-C in the middle of the tensors: the hidden directory that was being written is gone."""
-    checkpoint = write_model(tmp_path / "big", vocab_size=40_001, num_hidden_layers=24)
+    checkpoint = write_model(tmp_path / "big", vocab_size=400_001, num_hidden_layers=24)
     (tmp_path / "target").mkdir()
     process = subprocess.Popen(
         [sys.executable, "-m", "pipeline", "convert", str(checkpoint), "--to", str(tmp_path / "target" / "flax")],
