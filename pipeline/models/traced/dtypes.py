@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pipeline.errors import ParameterError
+
 DTYPES: dict[str, Any] = {
     "float32": jnp.float32,
     "float16": jnp.float16,
@@ -33,6 +35,8 @@ DTYPES: dict[str, Any] = {
     "complex128": jnp.complex64,
 }
 """JAX dtype by torch name."""
+
+_SENTINELS = (-(2**63), 2**63 - 1)
 
 DEFAULT_FLOAT: Any = jnp.float32
 """What torch makes of a Python float."""
@@ -98,11 +102,31 @@ def promote_float(*values: Any) -> list[jax.Array]:
 
 
 def cast(value: Any, dtype: Any) -> jax.Array:
-    """The value as an array of `dtype`; Python numbers beyond 32 bit saturate (sentinels such as the int64 maximum)."""
+    """The value as an array of `dtype`.
+
+    A Python integer wraps in narrow integers, as in torch; the ends of int64, which stand for "no limit", become the
+    ends of int32.
+
+    Raises:
+        ParameterError: another integer does not fit 32 bit, which this house computes with.
+    """
     if isinstance(value, int) and not isinstance(value, bool) and jnp.issubdtype(dtype, jnp.integer):
-        limits = jnp.iinfo(dtype)
-        value = min(max(value, int(limits.min)), int(limits.max))
+        value = _fitting(value, jnp.iinfo(dtype))
     if isinstance(value, float) and jnp.issubdtype(dtype, jnp.floating) and np.isfinite(value):
         limit = float(jnp.finfo(jnp.float32).max)
         value = min(max(value, -limit), limit)
     return jnp.asarray(value, dtype)
+
+
+def _fitting(value: int, limits: Any) -> int:
+    low, high = int(limits.min), int(limits.max)
+    if low <= value <= high:
+        return value
+    if limits.bits < 32:
+        return (value - low) % (1 << limits.bits) + low
+    if value in _SENTINELS:
+        return low if value < 0 else high
+    raise ParameterError(
+        f"the program computes with the whole number {value}, which 32 bit cannot hold",
+        hint="64 bit integers are not computed with; keep such numbers out of the module",
+    )

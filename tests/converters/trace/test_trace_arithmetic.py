@@ -230,6 +230,8 @@ STEPS = {
         "b * 3.0",
         "i.to(torch.uint8) + j.to(torch.int8)",
         "i.to(torch.int8) * 100",
+        "i.to(torch.uint8) + 300",
+        "torch.where(b, i, torch.iinfo(torch.int64).max) > 100",
         "x.half() + torch.tensor(0.3)",
         "x.half() + i",
         "x.half() + y",

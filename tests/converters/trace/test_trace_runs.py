@@ -206,6 +206,17 @@ def test_integers_beyond_32_bit_are_refused() -> None:
         made.module(np.array([1, 2**40]))
 
 
+class Hashes(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2**40
+
+
+def test_arithmetic_that_needs_64_bit_is_refused() -> None:
+    made = pair(Hashes(), torch.tensor([1, 2]))
+    with pytest.raises(ParameterError, match="1099511627776, which 32 bit cannot hold"):
+        made.module(np.array([1, 2], np.int32))
+
+
 class Refused(nn.Module):
     def __init__(self) -> None:
         super().__init__()
