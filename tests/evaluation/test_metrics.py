@@ -13,6 +13,7 @@ from pipeline.evaluation.metrics import (
     log_softmax,
     matched_prefix,
     token_losses,
+    topk_overlap,
 )
 
 
@@ -77,6 +78,13 @@ def test_not_finite_logits_are_named():
 def test_shapes_must_agree():
     with pytest.raises(ValueError, match="cannot be compared"):
         compare_logits(logits(0.0), logits(0.0, 1.0))
+
+
+def test_the_largest_of_both_sides_are_counted_whatever_their_order():
+    reference = np.array([[9.0, 8.0, 7.0, 1.0, 0.0], [1.0, 2.0, 3.0, 4.0, 5.0]])
+    candidate = np.array([[7.0, 8.0, 9.0, 0.0, 1.0], [5.0, 4.0, 3.0, 2.0, 1.0]])
+    assert topk_overlap(reference, candidate, k=3) == pytest.approx([1.0, 1 / 3])
+    assert topk_overlap(reference, candidate, k=5).tolist() == [1.0, 1.0]
 
 
 def test_nothing_counts_after_the_first_difference():
