@@ -62,6 +62,8 @@ class GgufSource:
         self._family = family
         self._places = places
         self._config = self._make_config(header)
+        self._tokenizer: dict[str, bytes] | None = None
+        """Once made (3.5 s for the vocabulary of SmolLM2)."""
         self.directory = path.parent
         self.headers = {name: self._header(name, place) for name, place in places.items()}
         self.dequantized = {
@@ -108,7 +110,9 @@ class GgufSource:
         beside = [name for name in COMPANION_FILES if (self.directory / name).is_file()]
         if beside:
             return {name: read_bytes(self.directory / name) for name in beside}
-        return tokenizer_files(self._path)
+        if self._tokenizer is None:
+            self._tokenizer = tokenizer_files(self._path)
+        return dict(self._tokenizer)
 
     def read(self, name: str) -> Array:
         """The tensor as it was before llama.cpp: dequantized, in transformers' layout.

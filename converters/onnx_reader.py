@@ -146,6 +146,8 @@ def _graph(path: Path) -> onnx.GraphProto:
         graph = model.graph
         if not graph.node or not model.opset_import:  # the latter is written last: a file that was cut has none
             raise ValueError("holds no whole graph")
+        if not all(isinstance(text, str) for text in _texts(graph)):
+            raise ValueError("holds a name that is no UTF-8")
     except (DecodeError, ValueError, OSError) as error:
         raise CheckpointError(f"{path}: not read as an ONNX model: {error}") from error
     quantized = sorted({node.op_type for node in graph.node if node.op_type in _QUANTIZED})
@@ -156,6 +158,16 @@ def _graph(path: Path) -> onnx.GraphProto:
             hint="convert the checkpoint that was quantized",
         )
     return graph
+
+
+def _texts(graph: onnx.GraphProto) -> Iterator[Any]:
+    """Every text that is looked at here; protobuf gives bytes for one that is damaged."""
+    for node in graph.node:
+        yield from (node.name, node.op_type, *node.input, *(attribute.name for attribute in node.attribute))
+        yield from (text for entry in node.metadata_props for text in (entry.key, entry.value))
+    for tensor in graph.initializer:
+        yield tensor.name
+        yield from (text for entry in tensor.external_data for text in (entry.key, entry.value))
 
 
 def _weights(graph: onnx.GraphProto) -> Iterator[tuple[str, _Weight]]:

@@ -6,6 +6,7 @@ because CPython's unpickler allocates memory for whatever place in its memo a si
 """
 
 import pickletools
+import struct
 from collections.abc import Iterator
 from typing import IO
 
@@ -18,10 +19,13 @@ def instructions(stream: IO[bytes]) -> Iterator[tuple[str, object]]:
     Raises:
         ValueError: it is no pickle, or its memo has holes, which no pickler leaves.
     """
-    for number, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
-        if opcode.name in _PUTS and int(str(argument)) > number:
-            raise ValueError(f"instruction {number} writes to place {argument} of the memo, which no pickler does")
-        yield opcode.name, argument
+    try:
+        for number, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
+            if opcode.name in _PUTS and int(str(argument)) > number:
+                raise ValueError(f"instruction {number} writes to place {argument} of the memo, which no pickler does")
+            yield opcode.name, argument
+    except (MemoryError, OverflowError, struct.error, LookupError) as error:  # an argument of 2**60 bytes, say
+        raise ValueError(f"its instructions are damaged: {type(error).__name__}") from error
 
 
 def check_instructions(stream: IO[bytes]) -> None:

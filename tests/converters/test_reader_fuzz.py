@@ -376,6 +376,36 @@ def test_pickles_that_execute_are_refused_in_every_place(trap, protocol, valid, 
     assert not (tmp_path / "trapped").exists()
 
 
+@pytest.mark.parametrize("name", ["torch_dcp/dcp/.metadata", "torch_file/model.pt"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x04\x8e" + struct.pack("<Q", 2**62) + b"x.",
+        b"\x80\x02\x8b" + struct.pack("<i", 2**31 - 1) + b"x.",
+        b"\x80\x02r" + struct.pack("<I", 2**31 - 1) + b".",
+        b"\x80\x02" + b"(" * 100_000,
+        b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
+        b"I" + b"9" * 5000 + b"\n.",
+    ],
+    ids=["bytes without end", "number without end", "memo without end", "open marks", "deep lists", "many digits"],
+)
+def test_pickles_that_take_memory_are_refused(name, content, valid, tmp_path):
+    format_name, _, relative = name.partition("/")
+    shutil.copytree(valid[format_name], tmp_path / "c")
+    (tmp_path / "c" / relative).write_bytes(content)
+    assert read_everything(tmp_path / "c")
+
+
+def test_onnx_name_that_is_no_text_is_refused(valid, tmp_path):
+    shutil.copytree(valid["onnx_graph"], tmp_path / "c")
+    path = tmp_path / "c" / "model.onnx"
+    for text in (b"onnx::MatMul_1", b"/up/MatMul", b"location", b"m.w"):
+        content = path.read_bytes()
+        path.write_bytes(content.replace(text, b"\xff" + text[1:]))
+        assert read_everything(tmp_path / "c")
+        path.write_bytes(content)
+
+
 def gguf_bytes(*, tensors: int = 0, keys: int = 0, rest: bytes = b"", version: int = 3) -> bytes:
     return b"GGUF" + struct.pack("<IQQ", version, tensors, keys) + rest
 
