@@ -99,6 +99,32 @@ def test_wrong_reading_of_the_config_is_seen(case, converted):
     assert max(errors) > SEEN
 
 
+def test_encoder_runs_once_while_the_decoder_writes(converted):
+    """As users generate: encode, then decode what was written so far; transformers keeps a cache.
+
+    Its cache has as many layers as the encoder, so both have the same number here.
+    """
+    model, _, flax, _ = converted("t5", num_decoder_layers=1)
+    module = converters.load(flax)
+    inputs = describe_config(read_config(flax)).example_inputs(seed=0)
+    tokens, mask = inputs["input_ids"], inputs["attention_mask"]
+    encoded = nnx.jit(lambda module, tokens, mask: module.encode(tokens, attention_mask=mask))(module, tokens, mask)
+    decode = nnx.jit(
+        lambda module, written, encoded, mask: module.decode(written, encoded=encoded, attention_mask=mask)
+    )
+    written = np.zeros((len(tokens), 17), np.int32)
+    for place in range(16):
+        written[:, place + 1] = decode(module, written, encoded, mask)[:, place].argmax(axis=-1)
+    theirs = model.generate(
+        torch.from_numpy(tokens).long(),
+        attention_mask=torch.from_numpy(mask).long(),
+        max_new_tokens=16,
+        do_sample=False,
+        eos_token_id=None,
+    )
+    np.testing.assert_array_equal(written, theirs)
+
+
 def test_declared_rounding_is_rounded_on_both_sides(tmp_path):
     checkpoint = save(tiny("vit classifier"), tmp_path / "torch")
     converters.convert(checkpoint, to=tmp_path / "flax", dtype="bfloat16")

@@ -131,6 +131,16 @@ def test_image_of_another_size_is_refused():
         description.forward(module, {"pixel_values": np.zeros((1, 3, 12, 16), np.float32)})
 
 
+def test_text_without_positions_is_refused():
+    description, module = made(BERT)
+    tokens = np.ones((1, 41), np.int32)
+    with pytest.raises(ValueError, match="41 tokens, the model has positions for 40"):
+        description.forward(module, {"input_ids": tokens})
+    assert (
+        describe_config({**BERT, "model_type": "roberta", "architectures": ["RobertaModel"]}).parsed.longest_text == 38
+    )
+
+
 def test_t5_with_a_decoder_asks_for_its_tokens():
     description, module = made(T5)
     inputs = dict(description.example_inputs(seed=1))

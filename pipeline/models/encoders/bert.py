@@ -19,7 +19,7 @@ from flax import nnx
 from pipeline.models.encoders.activations import ACTIVATION_BY_NAME
 from pipeline.models.encoders.attention import Attention, padding_mask
 from pipeline.models.encoders.bert_config import BertConfig, BertHead
-from pipeline.models.encoders.layers import Embedding, layer_norm
+from pipeline.models.encoders.layers import Embedding, check_length, layer_norm
 from pipeline.models.encoders.mlp import Mlp
 from pipeline.models.variables import tap
 
@@ -130,7 +130,11 @@ class Bert(nnx.Module):
         Returns:
             `last_hidden_state` [B, T, D] and `pooler_output` [B, D] of the base model; `logits` of a head ([B, T, V],
             [B, L] or [B, T, L]); `start_logits` and `end_logits` [B, T] of the span head.
+
+        Raises:
+            ValueError: the texts are longer than the stored positions.
         """
+        check_length("input_ids", input_ids, longest=self.config.longest_text)
         seen = padding_mask(attention_mask)
         x_BTD = tap("embeddings", self.embeddings(input_ids, types_BT=token_type_ids))
         for index, layer in enumerate(self.layers):

@@ -17,7 +17,7 @@ from flax import nnx
 
 from pipeline.models.encoders.attention import Attention, causal_mask
 from pipeline.models.encoders.clip_config import ClipConfig, ClipText, ClipTower, ClipVision
-from pipeline.models.encoders.layers import Embedding, channels_last, convolution, layer_norm
+from pipeline.models.encoders.layers import Embedding, channels_last, check_length, convolution, layer_norm
 from pipeline.models.encoders.mlp import Mlp
 from pipeline.models.variables import tap
 
@@ -52,6 +52,7 @@ class ClipTextEncoder(nnx.Module):
     def __call__(self, tokens_BT: jax.Array, *, attention_mask_BT: jax.Array | None) -> jax.Array:
         """int32 [B, T] to [B, D]."""
         num_tokens = tokens_BT.shape[1]
+        check_length("input_ids", tokens_BT, longest=self.config.max_position_embeddings)
         seen = causal_mask(num_tokens, attention_mask_BS=attention_mask_BT)
         x_BTD = self.token(tokens_BT) + self.position(jnp.arange(num_tokens))
         for index, layer in enumerate(self.layers):
@@ -130,7 +131,11 @@ class Clip(nnx.Module):
         }
 
     def embed_texts(self, input_ids: jax.Array, *, attention_mask: jax.Array | None = None) -> jax.Array:
-        """int32 [B, T] to [B, E], of any length."""
+        """int32 [B, T] to [B, E], of any length.
+
+        Raises:
+            ValueError: the texts are longer than the stored positions.
+        """
         return self.text_projection(self.text(input_ids, attention_mask_BT=attention_mask))
 
     def embed_images(self, pixel_values: jax.Array) -> jax.Array:

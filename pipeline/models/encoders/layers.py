@@ -102,3 +102,15 @@ def channels_last(pixels: Any, *, into: nnx.Conv) -> jax.Array:
 def channels_first(x: jax.Array) -> jax.Array:
     """[B, ..., C] to [B, C, ...] of torch."""
     return jnp.moveaxis(x, -1, 1)
+
+
+def check_length(name: str, tokens_BT: Any, *, longest: int) -> None:
+    """Refuse texts that have no position; looked up beyond its end, a table gives not-a-number and no error.
+
+    Raises:
+        ValueError: `tokens_BT` is longer than `longest`.
+    """
+    if tokens_BT.shape[1] > longest:
+        raise ValueError(
+            f"{name} has {tokens_BT.shape[1]} tokens, the model has positions for {longest}; truncate the texts"
+        )

@@ -19,7 +19,7 @@ from flax import nnx
 
 from pipeline.models.encoders.activations import ACTIVATION_BY_NAME
 from pipeline.models.encoders.attention import Attention, causal_mask
-from pipeline.models.encoders.layers import Embedding, channels_last, convolution, layer_norm
+from pipeline.models.encoders.layers import Embedding, channels_last, check_length, convolution, layer_norm
 from pipeline.models.encoders.mlp import Mlp
 from pipeline.models.encoders.whisper_config import LAYER_NORM_EPS, WhisperConfig
 from pipeline.models.variables import Buffer, tap
@@ -90,6 +90,7 @@ class WhisperDecoder(nnx.Module):
     ) -> jax.Array:
         """int32 [B, T] to [B, T, D]."""
         num_tokens = tokens_BT.shape[1]
+        check_length("decoder_input_ids", tokens_BT, longest=self.positions.num_embeddings)
         seen = causal_mask(num_tokens, attention_mask_BS=attention_mask_BT)
         x_BTD = self.embed_tokens(tokens_BT) + self.positions(jnp.arange(num_tokens))
         for index, layer in enumerate(self.layers):
@@ -144,7 +145,11 @@ class Whisper(nnx.Module):
     def decode(
         self, decoder_input_ids: jax.Array, *, encoded: jax.Array, decoder_attention_mask: jax.Array | None = None
     ) -> jax.Array:
-        """int32 [B, T] to logits [B, T, V], with what `encode` gave."""
+        """int32 [B, T] to logits [B, T, V], with what `encode` gave.
+
+        Raises:
+            ValueError: the text is longer than the stored positions.
+        """
         x_BTD = self.decoder(decoder_input_ids, context_BSD=encoded, attention_mask_BT=decoder_attention_mask)
         return self.decoder.embed_tokens.attend(x_BTD) if self.config.tie_word_embeddings else self.proj_out(x_BTD)
 
