@@ -47,7 +47,10 @@ def read_decoder(config: Mapping[str, Any]) -> DecoderConfig:
         reading.complaints.append(
             f"architectures names {named[0]}; the module gives the logits of a language model and has no other head"
         )
-    made = read(reading, family)
+    try:
+        made = read(reading, family)
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise ParameterError(f"model config: a value is not of the kind that it must be: {error}") from error
     reading.raise_complaints()
     return made
 
@@ -60,7 +63,10 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if config.get("model_type") not in OUTER:
         return config
-    inner = {"model_type": OUTER[config["model_type"]], **(config.get("text_config") or {})}
+    given = config.get("text_config")
+    if not isinstance(given, Mapping):
+        raise ParameterError(f"model config: text_config is {given!r}, must be the config of the language model")
+    inner = {"model_type": OUTER[config["model_type"]], **given}
     if inner.get("final_logit_softcapping"):
         raise ParameterError(
             "model config: final_logit_softcapping is set in text_config; transformers applies it to the language "
@@ -86,7 +92,9 @@ def _like_llama(reading: ConfigReading, family: str, **choices: Any) -> DecoderC
     head_dim = int(reading.value("head_dim") or hidden // heads)
     if not reading.value("head_dim") and hidden % heads:
         reading.complaints.append(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}")
-    if heads % groups:
+    if groups < 1 or head_dim < 1:
+        reading.complaints.append(f"num_key_value_heads is {groups} and head_dim {head_dim}; both must be at least 1")
+    elif heads % groups:
         reading.complaints.append(f"num_attention_heads {heads} is no multiple of num_key_value_heads {groups}")
     if "layers" not in choices:
         rotary = reading.rotary(head_dim=head_dim, max_positions=max_positions)

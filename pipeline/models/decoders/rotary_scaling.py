@@ -107,6 +107,9 @@ def read_rotary(
             + (f"; did you mean {guess!r}?" if guess else "")
         )
         return plain
+    if plain.theta <= 1:
+        complaints.append(f"rope_theta is {plain.theta}, must be above 1")
+        return plain
     missing = [name for name in _REQUIRED[kind] if given.get(name) is None]
     if missing:
         complaints.append(f"rope scaling {kind!r} needs {', '.join(missing)}")
