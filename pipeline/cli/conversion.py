@@ -166,4 +166,6 @@ def _text(name: str, value: Any) -> str:
         return number(value)
     if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         return ", ".join(value)
+    if isinstance(value, list | tuple) and len(value) > 2 and all(item == value[0] for item in value):
+        return f"{json.dumps(value[0])} in each of {len(value)}"
     return json.dumps(value)
