@@ -55,7 +55,8 @@ def make_view(
     is_real_BL: jax.Array | None = None,
 ) -> View:
     """The view of a pass; `length` is that of its longest sequence (see `Rotary.frequencies`)."""
-    kinds = {layer.rotary for layer in config.layers if layer.rotary is not None}
+    # In the order of the layers: a set's order differs between processes, and a compilation cache would miss.
+    kinds = dict.fromkeys(layer.rotary for layer in config.layers if layer.rotary is not None)
     return View(
         turns={
             kind: rotation(
