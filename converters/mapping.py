@@ -102,7 +102,9 @@ def plan_mapping(
     complaints += grouped.complaints
     steps: list[Step] = []
     for rule, captures in grouped.steps:
-        step, found = _step(rule, captures, weights=weights, targets=targets, dtype=dtype)
+        step, found = _step(
+            rule, captures, weights=weights, targets=targets, dtype=dtype, vocabulary=table.facts.get("vocab_size")
+        )
         complaints += found + (_kind_complaints(step, target_dtypes or {}) if step is not None else [])
         if step is not None:
             steps.append(step)
@@ -189,6 +191,7 @@ def _step(
     weights: Mapping[str, TensorHeader],
     targets: Mapping[str, Shape],
     dtype: DtypePolicy,
+    vocabulary: int | None,
 ) -> tuple[Step | None, list[str]]:
     """One application of `rule`, checked by shape and dtype."""
     sources = tuple(render(source, captures) for source in rule.sources)
@@ -209,6 +212,7 @@ def _step(
         return None, [*complaints, f"{shown}: {error} (rule {rule})"]
     complaints += [
         f"{shown}: gives {path} the shape {shape}, expected {targets[path]} (rule {rule})"
+        + _shape_hint(shape, targets[path], vocabulary=vocabulary)
         for path, shape in zip(paths, shapes, strict=True)
         if path in targets and targets[path] != shape
     ]
@@ -216,6 +220,22 @@ def _step(
         return None, complaints
     cast = Cast(before=dtypes[0], after=dtypes[0] if dtype == "keep" or dtypes[0] not in FLOAT_DTYPES else dtype)
     return Step(rule=rule, captures=captures, sources=sources, targets=paths, casts=(cast,) * len(paths)), []
+
+
+def _shape_hint(found: Shape, expected: Shape, *, vocabulary: int | None) -> str:
+    """What a wrong shape looks like, where it looks like something known."""
+    if len(found) > 1 and found[::-1] == expected:
+        return "; it has the transposed shape: it was stored with its axes the other way round"
+    differing = [axis for axis, (ours, theirs) in enumerate(zip(found, expected, strict=False)) if ours != theirs]
+    if len(found) == len(expected) and len(differing) == 1 and expected[differing[0]] == vocabulary:
+        held = found[differing[0]]
+        if held > vocabulary:
+            return (
+                f"; the checkpoint's vocabulary was padded by {held - vocabulary}: set vocab_size to {held} in "
+                "config.json, which keeps every row, or cut the rows off in the checkpoint"
+            )
+        return f"; the checkpoint's vocabulary is shorter: set vocab_size to {held} in config.json if that is right"
+    return ""
 
 
 def _kind_complaints(step: Step, target_dtypes: Mapping[str, str]) -> list[str]:

@@ -36,7 +36,8 @@ def by_rules(mesh: Mesh, *, rules: Sequence[tuple[str, PartitionSpec]]) -> Place
         )
         sharding = NamedSharding(mesh, spec)
         try:
-            sharding.shard_shape(shape)
+            sharding.check_compatible_aval(shape)  # as many dimensions
+            sharding.shard_shape(shape)  # that the mesh divides
         except ValueError as error:
             axes: Mapping[str, int] = dict(mesh.shape)
             raise ParameterError(

@@ -1,5 +1,7 @@
 """Nothing is left over on either side, and every complaint comes in one message."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -130,3 +132,54 @@ def test_checkpoint_of_the_base_model_has_the_prefix_less():
     for stored in ("model.0.w", "0.w", "_orig_mod.0.w"):
         found = plan_mapping(headers({stored: (2,)}), table=table, targets={"0.w": (2,)}, dtype="keep")
         assert found.stored == {"model.0.w": stored}
+
+
+def test_a_transposed_shape_is_called_so():
+    text = complaint({**GOOD, "layers.0.up.weight": (3, 4)})
+    assert "gives layers.0.up.kernel the shape (4, 3), expected (3, 4)" in text
+    assert "it has the transposed shape" in text
+    assert "transposed" not in complaint({**GOOD, "layers.0.up.weight": (4, 5)})
+
+
+@pytest.mark.parametrize(
+    ("rows", "advice"),
+    [
+        (7, "the checkpoint's vocabulary was padded by 2: set vocab_size to 7 in config.json, which keeps every row"),
+        (4, "the checkpoint's vocabulary is shorter: set vocab_size to 4 in config.json if that is right"),
+    ],
+)
+def test_a_padded_vocabulary_is_explained(rows, advice):
+    table = replace(TABLE, facts={"vocab_size": 5}, ties=())
+    with pytest.raises(ConversionError) as caught:
+        plan_mapping(headers({**GOOD, "embed.weight": (rows, 3)}), table=table, targets=TARGETS, dtype="keep")
+    assert f"gives embed.table the shape ({rows}, 3), expected (5, 3)" in str(caught.value)
+    assert advice in str(caught.value)
+
+
+def test_a_tied_tensor_that_is_there_alone_stands_for_the_other():
+    alone = {name: shape for name, shape in GOOD.items() if name != "embed.weight"} | {"head.weight": (5, 3)}
+    made = plan(alone)
+    assert made.tied == {}
+    assert made.stored["embed.weight"] == "head.weight"
+
+
+def test_counters_keep_their_dtype_and_fill_only_counters():
+    table = replace(TABLE, rules=(*TABLE.rules, Rule.one("count", "count")), carried=("steps",))
+    given = headers({**GOOD, "count": (), "steps": ()}, count="int64", steps="int64")
+    targets = {**TARGETS, "count": ()}
+    dtypes = dict.fromkeys(TARGETS, "float32") | {"count": "int32"}
+    made = plan_mapping(given, table=table, targets=targets, dtype="bfloat16", target_dtypes=dtypes)
+    casts = {step.targets[0]: step.casts[0] for step in made.steps}
+    assert (casts["count"].before, casts["count"].after) == ("int64", "int64")
+    assert casts["embed.table"].after == "bfloat16"
+    assert made.carried == ("steps",)
+    with pytest.raises(
+        ConversionError, match=r"embed.weight: gives embed.table numbers of dtype int64, expected float32"
+    ):
+        plan_mapping(
+            headers({**GOOD, "count": ()}, count="int64", **{"embed.weight": "int64"}),
+            table=table,
+            targets=targets,
+            dtype="keep",
+            target_dtypes=dtypes,
+        )
