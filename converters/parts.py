@@ -92,7 +92,7 @@ def read_range(path: Path, *, offset: int, num_bytes: int, name: str, reading: R
             raw = np.empty(num_bytes, np.uint8)
             with path.open("rb", buffering=0) as file:
                 file.seek(offset)
-                raw = raw[: _read_into(file, memoryview(raw))]
+                raw = raw[: _read_into(file, raw.data)]
     except (OSError, ValueError, MemoryError) as error:
         raise CheckpointError(f"{path}: {name} cannot be read: {error}") from error
     if raw.size != num_bytes:
