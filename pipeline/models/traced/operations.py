@@ -19,6 +19,7 @@ from pipeline.models.traced.operations_interpolation import INTERPOLATION
 from pipeline.models.traced.operations_linear import LINEAR
 from pipeline.models.traced.operations_loss import LOSS
 from pipeline.models.traced.operations_normalization import NORMALIZATION
+from pipeline.models.traced.operations_padding import PADDING
 from pipeline.models.traced.operations_pointwise import POINTWISE
 from pipeline.models.traced.operations_pooling import POOLING
 from pipeline.models.traced.operations_random import RANDOM
@@ -34,6 +35,7 @@ PURE: Mapping[str, Callable[..., Any]] = {
     **CREATION,
     **REDUCTION,
     **SHAPE,
+    **PADDING,
     **LINEAR,
     **CONVOLUTION,
     **POOLING,
