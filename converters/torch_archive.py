@@ -99,13 +99,21 @@ def check_legacy(path: Path) -> None:
         raise _refusal(path, error) from error
 
 
-def hold_checksum(path: Path, *, offset: int, record: Record) -> None:
-    """Read a storage in chunks and hold its checksum against it.
+def hold_checksum(path: Path, *, offset: int, record: Record, content: memoryview | None) -> None:
+    """Hold a storage's checksum against its bytes.
+
+    Args:
+        path: of the archive.
+        offset: of the storage in it.
+        record: the storage.
+        content: all of its bytes, where they were read already; else they are read in chunks.
 
     Raises:
         CheckpointError: it does not hold, or the file became shorter.
     """
     checksum, left = 0, record.num_bytes
+    if content is not None:
+        checksum, left = zlib.crc32(content), left - content.nbytes
     try:
         with path.open("rb") as file:
             file.seek(offset)

@@ -127,11 +127,13 @@ class TorchFileSource(BesideTheWeights):
             return to_numpy(view.tensor)
         if math.prod(header.shape) == 0:
             return np.empty(header.shape, dtype)
-        if view.record is not None and view.record.checksum and (view.path, view.offset) not in self._held:
-            hold_checksum(view.path, offset=view.offset, record=view.record)
-            self._held.add((view.path, view.offset))
         begin = view.offset + int(view.tensor.storage_offset()) * dtype.itemsize
-        raw = read_range(view.path, offset=begin, num_bytes=_span(view.tensor) * dtype.itemsize, name=name)
+        num_bytes = _span(view.tensor) * dtype.itemsize
+        raw = read_range(view.path, offset=begin, num_bytes=num_bytes, name=name)
+        if view.record is not None and view.record.checksum and (view.path, view.offset) not in self._held:
+            is_whole = num_bytes == view.record.num_bytes
+            hold_checksum(view.path, offset=view.offset, record=view.record, content=raw.data if is_whole else None)
+            self._held.add((view.path, view.offset))
         strides = [stride * dtype.itemsize for stride in view.tensor.stride()]
         shown = np.lib.stride_tricks.as_strided(raw.view(dtype), header.shape, strides, writeable=False)
         return np.ascontiguousarray(shown).reshape(header.shape)
