@@ -138,10 +138,11 @@ def _carry(plan: MappingPlan, *, source: CheckpointSource, directory: Path) -> t
 
 def _write_companions(source: CheckpointSource, *, directory: Path) -> None:
     """Copy what belongs to the model and holds no weights."""
-    for name in (CONFIG_FILE, MODULE_FILE):
-        if (source.directory / name).is_file():
-            shutil.copyfile(source.directory / name, directory / name)
-    if not (directory / CONFIG_FILE).is_file() and not (directory / MODULE_FILE).is_file():
+    if (source.directory / MODULE_FILE).is_file():
+        shutil.copyfile(source.directory / MODULE_FILE, directory / MODULE_FILE)
+    elif (source.directory / CONFIG_FILE).is_file() and not source.dequantized:
+        shutil.copyfile(source.directory / CONFIG_FILE, directory / CONFIG_FILE)
+    else:
         text = json.dumps(source.config(), indent=2)
         (directory / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
     for name, content in source.companions().items():

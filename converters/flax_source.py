@@ -12,14 +12,16 @@ import numpy as np
 
 from converters.conversion import CARRIED_FILE
 from converters.families.registry import table_for
-from converters.manifest import Conversion, ConversionManifest
+from converters.manifest import MANIFEST_FILE, Conversion, ConversionManifest
 from converters.operations import Array
 from converters.readers import open_source
+from converters.record_inference import inferred_record
 from converters.rules import Rule, match, render
 from converters.source import BesideTheWeights, CheckpointSource, TensorHeader
 from pipeline.errors import ArtifactError
 from pipeline.models.checkpoint import PARAMETERS_DIRECTORY
 from pipeline.models.parameter_reader import StoredParameters
+from pipeline.models.traced.program_file import PROGRAM_FILE
 
 FORMAT = "flax"
 
@@ -32,12 +34,15 @@ class FlaxSource(BesideTheWeights):
     def __init__(self, directory: Path) -> None:
         """Read the conversion record and the headers of the leaves.
 
+        A family's model without a record gets the one that its leaves and its config tell.
+
         Raises:
             ArtifactError: the record or the parameters are missing, malformed or not of each other.
+            ConversionError: there is no record, and the leaves are not those that the config describes.
         """
         self.directory = directory
-        self.manifest = ConversionManifest.read(directory)
         self._leaves = StoredParameters.open(directory / PARAMETERS_DIRECTORY)
+        self.manifest = self._record()
         self._conversions = {t.name: (c, i) for c in self.manifest.tensors for i, t in enumerate(c.sources)}
         self._rules = self._find_rules()
         self._carried: CheckpointSource | None = (
@@ -45,6 +50,11 @@ class FlaxSource(BesideTheWeights):
         )
         self._last: tuple[Conversion, list[Array]] | None = None
         self.headers = self._headers()
+
+    def _record(self) -> ConversionManifest:
+        if (self.directory / MANIFEST_FILE).is_file() or (self.directory / PROGRAM_FILE).is_file():
+            return ConversionManifest.read(self.directory)
+        return inferred_record(self.config(), leaves=self._leaves.headers)
 
     @staticmethod
     def recognises(path: Path) -> bool:

@@ -129,26 +129,45 @@ def reverse_mapping(
     Raises:
         ConversionError: a leaf is missing, unknown or has another shape; lists every complaint.
     """
-    complaints = [
-        f"{path}: expected shape {targets[path]}, found " + (f"{leaves[path].shape}" if path in leaves else "no leaf")
-        for path in targets
-        if path not in leaves or leaves[path].shape != targets[path]
-    ]
-    complaints += [f"{path}: the model has no such leaf" for path in leaves if path not in targets]
-    inverted = FamilyTable(
-        family=table.family, facts=table.facts, rules=tuple(rule.inverted() for rule in table.rules), hints=table.hints
+    steps = reverse_steps(
+        {path: (leaf.shape, str(leaf.dtype)) for path, leaf in leaves.items()}, table=table, targets=targets
     )
-    grouped = _group({path: f"{leaf.shape} {leaf.dtype}" for path, leaf in leaves.items()}, table=inverted)
-    complaints += grouped.complaints
-    if complaints:
-        raise _error("the leaves do not fit the model", complaints)
     tensors: dict[str, Array] = {}
-    for rule, captures in grouped.steps:
+    for rule, captures in steps:
         arrays = [leaves[render(source, captures)] for source in rule.sources]
         for template, array in zip(rule.targets, rule.apply(arrays), strict=True):
             name = render(template, captures)
             tensors[name] = array.astype(DTYPES[dtypes[name]], copy=False) if name in dtypes else array
     return tensors
+
+
+def reverse_steps(
+    found: Mapping[str, tuple[Shape, str]], *, table: FamilyTable, targets: Mapping[str, Shape]
+) -> list[tuple[Rule, dict[str, str]]]:
+    """The inverted rules that lead from the leaves back, with their captures.
+
+    Args:
+        found: shape and dtype of every leaf, by path.
+        table: the family's table for this model's config.
+        targets: the leaves the model has, with their shapes.
+
+    Raises:
+        ConversionError: a leaf is missing, unknown or has another shape; lists every complaint.
+    """
+    complaints = [
+        f"{path}: expected shape {targets[path]}, found " + (f"{found[path][0]}" if path in found else "no leaf")
+        for path in targets
+        if path not in found or found[path][0] != targets[path]
+    ]
+    complaints += [f"{path}: the model has no such leaf" for path in found if path not in targets]
+    inverted = FamilyTable(
+        family=table.family, facts=table.facts, rules=tuple(rule.inverted() for rule in table.rules), hints=table.hints
+    )
+    grouped = _group({path: f"{shape} {dtype}" for path, (shape, dtype) in found.items()}, table=inverted)
+    complaints += grouped.complaints
+    if complaints:
+        raise _error("the leaves do not fit the model", complaints)
+    return grouped.steps
 
 
 def _group(found_by_name: Mapping[str, str], *, table: FamilyTable) -> _Grouped:

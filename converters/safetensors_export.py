@@ -137,7 +137,8 @@ def _write_description(source: CheckpointSource, *, directory: Path, dtype: Dtyp
         shutil.copyfile(source.directory / MODULE_FILE, directory / MODULE_FILE)
         return
     config = source.config()
-    if dtype == "keep" and (source.directory / CONFIG_FILE).is_file():
+    # What was dequantized has a config of its own: transformers would look for the scales.
+    if dtype == "keep" and not source.dequantized and (source.directory / CONFIG_FILE).is_file():
         shutil.copyfile(source.directory / CONFIG_FILE, directory / CONFIG_FILE)
         return
     if dtype != "keep":

@@ -7,7 +7,7 @@ import pytest
 
 from converters.conversion import convert
 from converters.flax_source import FlaxSource
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, ConversionError
 from pipeline.models.checkpoint import read_parameters, save_parameters
 
 
@@ -54,8 +54,30 @@ def test_a_record_of_other_rules_is_refused(converted):
         FlaxSource(directory)
 
 
-def test_a_directory_without_a_record_is_an_error_that_names_it(converted):
+def test_a_familys_model_without_a_record_goes_back_by_its_config(converted):
+    model, directory = converted
+    (directory / "conversion.json").unlink()
+    source = FlaxSource(directory)
+    assert source.manifest.road_reason == "there is no conversion record; the leaves are those of the family"
+    state = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    assert source.headers.keys() == state.keys()
+    for name, value in state.items():
+        assert np.array_equal(source.read(name), value.numpy()), name
+
+
+def test_without_a_record_the_leaves_must_be_those_of_the_family(converted):
     _, directory = converted
     (directory / "conversion.json").unlink()
+    leaves = read_parameters(directory / "params")
+    (directory / "params").rename(directory / "before")
+    save_parameters(directory / "params", {**leaves, "extra.kernel": np.zeros((2, 2), "f4")})
+    with pytest.raises(ConversionError, match=r"extra\.kernel: the model has no such leaf"):
+        FlaxSource(directory)
+
+
+def test_a_traced_model_without_a_record_is_an_error_that_names_it(converted):
+    _, directory = converted
+    (directory / "conversion.json").unlink()
+    (directory / "program.json").write_text("{}")
     with pytest.raises(ArtifactError, match=r"conversion\.json"):
         FlaxSource(directory)
