@@ -65,6 +65,22 @@ def trace_module(
             for; lists all of them with their modules.
     """
     exported = export_module(module, args=args, kwargs=kwargs or {}, dynamic=dynamic or {})
+    return trace_exported(exported, module=module, dynamic=dynamic or {}, high=high or {}, names=names)
+
+
+def trace_exported(
+    exported: ExportedProgram,
+    *,
+    module: torch.nn.Module,
+    dynamic: DynamicSizes,
+    high: Mapping[str, int] | None = None,
+    names: Sequence[str] = (),
+) -> Trace:
+    """As `trace_module`, from what `export_module` made of `module`.
+
+    Raises:
+        ConversionError: its graph has operations that JAX has no counterpart for; lists all of them.
+    """
     lowered = lower(exported)
     unsupported = unsupported_operations(lowered)
     if unsupported:
@@ -73,9 +89,7 @@ def trace_module(
             + "\n".join(f"  {line}" for line in unsupported_lines(unsupported)),
             hint="write the module without them, or add them to pipeline/models/traced/operations_*.py",
         )
-    program, constants = program_of(
-        lowered, module=module, dynamic=dynamic or {}, high=high or {}, names=frozenset(names)
-    )
+    program, constants = program_of(lowered, module=module, dynamic=dynamic, high=high or {}, names=frozenset(names))
     return Trace(program=program, constants=constants)
 
 

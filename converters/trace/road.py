@@ -6,23 +6,27 @@ and the way back change names at most.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.export import ExportedProgram
 
 from converters.families.table import FamilyTable, Tie
 from converters.mapping import DtypePolicy
 from converters.rules import Rule
 from converters.source import TensorHeader
-from converters.trace.export import trace_module
-from converters.trace.model import traceable_model
+from converters.trace.export import DynamicSizes, export_module, trace_exported
+from converters.trace.model import TraceableModel, traceable_model
 from converters.trace.names import ignored_names, module_names
 from converters.trace.taps import blocks
 from converters.wrappers import canonical_names
+from pipeline.errors import ConversionError
+from pipeline.models.module_file import BATCH
 from pipeline.models.traced.description import TracedModel
 from pipeline.models.traced.program import Program
 from pipeline.models.traced.program_file import write_program
@@ -73,17 +77,37 @@ def trace_checkpoint(
     """
     stored = canonical_names(headers)
     dtypes = [headers[name].dtype for name in stored.values()] if dtype == "keep" else [dtype]
-    model = traceable_model(directory, dtypes=dtypes, project_root=project_root)
-    names = module_names(model.module, stored)
-    trace = trace_module(
-        model.module, kwargs=model.examples.inputs, dynamic=model.examples.dynamic, names=tuple(names.values())
-    )
+    make = partial(traceable_model, directory, dtypes=dtypes, project_root=project_root)
+    names = module_names(make().module, stored)
+    model, exported, dynamic = _exported(make)
+    trace = trace_exported(exported, module=model.module, dynamic=dynamic, names=tuple(names.values()))
     return TracedRoad(
         program=trace.program,
         constants=trace.constants,
         table=table_of(trace.program, module=model.module, names=names),
         warnings=_warnings(trace.program, dynamic=model.examples.dynamic),
     )
+
+
+def _exported(make: Callable[[], TraceableModel]) -> tuple[TraceableModel, ExportedProgram, DynamicSizes]:
+    """The module, its graph, and the sizes left open: all that were asked for, else the batch, else none.
+
+    Raises:
+        ConversionError: `torch.export` refuses the module even with fixed sizes; in its words for the most open form.
+    """
+    asked = make().examples.dynamic
+    batch = {name: {axis: size for axis, size in axes.items() if size == BATCH} for name, axes in asked.items()}
+    forms = [asked, *([batch] if batch != asked and any(batch.values()) else []), *([{}] if asked else [])]
+    first: ConversionError | None = None
+    for dynamic in forms:
+        model = make()  # a module may keep what it saw when an export failed half way
+        try:
+            inputs = model.examples.inputs
+            return model, export_module(model.module, args=(), kwargs=inputs, dynamic=dynamic), dynamic
+        except ConversionError as error:
+            first = first or error
+    assert first is not None  # there is always one form
+    raise first
 
 
 def table_of(program: Program, *, module: torch.nn.Module, names: Mapping[str, str]) -> FamilyTable:

@@ -152,6 +152,21 @@ def test_a_size_that_the_module_fixes_is_reported(project) -> None:
     assert road.program.inputs["image"].shape == ("batch", 3, "height", fixed)
 
 
+def test_the_batch_stays_open_where_export_takes_no_other_size_open(project) -> None:
+    root, _ = project
+    name = next(root.glob("road_*.py")).stem
+    text = FACTORY.replace(
+        "        return {", "        assert int(image.shape[2]) * image.shape[3] == 45\n        return {"
+    )
+    (root / f"{name}_rows.py").write_text(text)
+    raw = json.loads((root / "checkpoint" / "module.json").read_text())
+    (root / "checkpoint" / "module.json").write_text(json.dumps({**raw, "factory": f"{name}_rows:build"}))
+    source = open_source(root / "checkpoint")
+    road = trace_checkpoint(source.directory, source.headers, project_root=root)
+    assert road.program.inputs["image"].shape == ("batch", 3, 9, 5)
+    assert len(road.warnings) == 2
+
+
 def test_a_transformers_checkpoint_keeps_its_dtype_and_its_kind(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=101, n_embd=48, n_layer=1, n_head=8, n_positions=32, eos_token_id=0)
