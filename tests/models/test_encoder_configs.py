@@ -79,6 +79,12 @@ def test_all_complaints_come_at_once():
         assert found in str(caught.value)
 
 
+@pytest.mark.parametrize("model_type", sorted(ENCODERS))
+def test_quantized_weights_are_refused(model_type):
+    with pytest.raises(ParameterError, match="quantization_config is set"):
+        describe_config(config_of(model_type, quantization_config={"bits": 4}))
+
+
 def test_clip_complaints_name_their_tower():
     with pytest.raises(ParameterError) as caught:
         ClipConfig.from_dict(

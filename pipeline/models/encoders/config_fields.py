@@ -33,6 +33,8 @@ class ConfigFields:
     def __init__(self, config: Mapping[str, Any], *, where: str = "model config") -> None:
         self._config, self._where = config, where
         self.complaints: list[str] = []
+        if config.get("quantization_config"):
+            self.complaints.append("quantization_config is set: dequantize the checkpoint first")
 
     def size(self, name: str, default: int | None = None) -> int:
         """A number of at least 1; required where there is no default."""
