@@ -90,13 +90,15 @@ def _check_config(checkpoint: Path, theirs: Mapping[str, Any], *, model: Path, o
 
 
 def _rounding(manifest: ConversionManifest) -> dict[str, str]:
-    """The dtype that a declared cast rounded a tensor to, by its stored name."""
-    return {
-        tensor.stored_name: conversion.targets[0].dtype
+    """The dtype that a declared cast rounded a tensor to, by its stored name and by its name in the module."""
+    by_name = {
+        tensor.name: (tensor.stored_name, conversion.targets[0].dtype)
         for conversion in manifest.tensors
         if not conversion.is_exact
         for tensor in conversion.sources
     }
+    tied = {name: by_name[same_as][1] for name, same_as in manifest.tied.items() if same_as in by_name}
+    return {**tied, **{name: dtype for name, (_, dtype) in by_name.items()}, **dict(by_name.values())}
 
 
 @torch.no_grad()

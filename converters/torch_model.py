@@ -33,7 +33,8 @@ def load_torch_model(checkpoint: Path, *, rounding: Mapping[str, str] | None = N
 
     Args:
         checkpoint: what `open_source` reads.
-        rounding: a dtype by stored name; such a weight is rounded to it before it is widened again.
+        rounding: a dtype by stored name, or by the name without wrappers; such a weight is rounded to it before it is
+            widened again.
 
     Raises:
         CheckpointError: the checkpoint is missing, truncated or altered.
@@ -95,7 +96,7 @@ def _arguments(kind: type[PreTrainedModel], config: Mapping[str, Any]) -> dict[s
 def _state(source: CheckpointSource, *, rounding: Mapping[str, str]) -> dict[str, torch.Tensor]:
     """Every tensor by the name that its checkpoint gives it; weights in float32, counters as they are."""
     return {
-        name: _tensor(source.read(stored), rounded_to=rounding.get(stored))
+        name: _tensor(source.read(stored), rounded_to=rounding.get(stored, rounding.get(name)))
         for name, stored in canonical_names(source.headers).items()
     }
 
