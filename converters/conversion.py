@@ -26,6 +26,7 @@ from converters.safetensors_writer import write_file
 from converters.source import CONFIG_FILE, CheckpointSource
 from pipeline.errors import ConversionError
 from pipeline.models.checkpoint import PARAMETERS_DIRECTORY
+from pipeline.models.config_file import read_config
 from pipeline.models.module_file import MODULE_FILE
 from pipeline.models.parameter_writer import AnnouncedLeaf, write_parameters
 
@@ -140,7 +141,7 @@ def _write_companions(source: CheckpointSource, *, directory: Path) -> None:
     """Copy what belongs to the model and holds no weights."""
     if (source.directory / MODULE_FILE).is_file():
         shutil.copyfile(source.directory / MODULE_FILE, directory / MODULE_FILE)
-    elif (source.directory / CONFIG_FILE).is_file() and not source.dequantized:
+    elif (source.directory / CONFIG_FILE).is_file() and read_config(source.directory) == source.config():
         shutil.copyfile(source.directory / CONFIG_FILE, directory / CONFIG_FILE)
     else:
         text = json.dumps(source.config(), indent=2)

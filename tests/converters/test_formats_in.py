@@ -92,3 +92,36 @@ def test_leaves_are_those_of_the_safetensors(llama, tmp_path, write):
         leaves.append(read_parameters(tmp_path / f"flax-{number}" / PARAMETERS_DIRECTORY))
     assert leaves[0].keys() == leaves[1].keys()
     assert all((leaf == leaves[1][path]).all() for path, leaf in leaves[0].items())
+
+
+def test_float8_with_scales_becomes_what_it_stands_for(llama, tmp_path):
+    model = llama(tie_word_embeddings=True)
+    state, numbers = {}, {}
+    for name, value in model.state_dict().items():
+        if name.endswith("proj.weight"):
+            stored, scale = (value / 0.03).to(torch.float8_e4m3fn), torch.full((1, 1), 0.03)
+            state |= {name: stored, f"{name}_scale_inv": scale}
+            numbers[name] = stored.float() * scale
+        elif name != "lm_head.weight":
+            state[name] = numbers[name] = value
+    forms = {"float8": state, "plain": numbers}
+    for form, tensors in forms.items():
+        directory = tmp_path / form
+        directory.mkdir()
+        quantization = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+        config = model.config.to_dict() | (quantization if form == "float8" else {})
+        (directory / "config.json").write_text(json.dumps(config))
+        convert(safetensors(directory, tensors), to=tmp_path / f"flax-{form}")
+    ours, plain = (read_parameters(tmp_path / f"flax-{form}" / PARAMETERS_DIRECTORY) for form in forms)
+    assert all((leaf == plain[path]).all() for path, leaf in ours.items())
+    assert "quantization_config" not in json.loads((tmp_path / "flax-float8" / "config.json").read_text())
+
+
+def test_config_of_a_gguf_file_is_its_own_whatever_lies_beside_it(llama, tmp_path):
+    model = llama(tie_word_embeddings=False)
+    (tmp_path / "config.json").write_text(json.dumps(model.config.to_dict()))
+    gguf(tmp_path, dict(model.state_dict()))
+    (tmp_path / "config.json").write_text(json.dumps(model.config.to_dict() | {"rms_norm_eps": 0.5}))
+    convert(tmp_path / "model.gguf", to=tmp_path / "flax")
+    written = json.loads((tmp_path / "flax" / "config.json").read_text())
+    assert written["rms_norm_eps"] == pytest.approx(model.config.rms_norm_eps)
