@@ -5,6 +5,7 @@ nothing of how a module was exported. The one decision: what does not reach an o
 out, so assertions and the arithmetic behind them vanish without a list of their names.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -60,6 +61,9 @@ def program_of(
     names: frozenset[str],
 ) -> tuple[Program, dict[str, np.ndarray[Any, Any]]]:
     """The program of an exported graph whose operations are all known, and its constants.
+
+    Buffers that the graph writes get their new values only where a checkpoint holds them; what a module keeps between
+    calls for itself (a cache in a buffer that is not saved) starts anew in each.
 
     Raises:
         ConversionError: a constant holds integers that 32 bit cannot; lists every such constant.
@@ -238,10 +242,10 @@ def _tree(spec: Any, values: list[Argument]) -> Argument:
 
 
 def _keys(spec: Any) -> list[Any] | None:
-    fields = getattr(spec.type, "_fields", None)
+    fields = getattr(spec.type, "_fields", None) or getattr(spec.context, "_fields", None)
     if fields is not None:
         return list(fields)
-    context = spec.context
+    context = spec.context[1] if spec.type is defaultdict else spec.context
     while isinstance(context, list | tuple) and context and isinstance(context[0], list | tuple):
         context = context[0]
     if isinstance(context, list | tuple) and len(context) == spec.num_children:

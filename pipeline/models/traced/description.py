@@ -20,7 +20,7 @@ from pipeline.models.description import Arrays, ModelKind
 from pipeline.models.traced.dtypes import DTYPES
 from pipeline.models.traced.interpreter import Interpreter
 from pipeline.models.traced.module import TracedModule, interpreter_and_constants
-from pipeline.models.traced.program import Input, Program
+from pipeline.models.traced.program import Input, Program, Ref
 from pipeline.models.traced.program_file import read_program
 
 _BATCH_SIZE = 3
@@ -123,7 +123,7 @@ def _filled(tree: Any, inputs: Mapping[str, Any]) -> Any:
         return type(tree)(_filled(item, inputs) for item in tree)
     if isinstance(tree, dict):
         return {key: _filled(item, inputs) for key, item in tree.items()}
-    return inputs[tree.name] if hasattr(tree, "name") else tree
+    return inputs[tree.name] if isinstance(tree, Ref) else tree
 
 
 def _flatten(value: Any, path: str, outputs: dict[str, jax.Array]) -> None:

@@ -106,7 +106,7 @@ def interpreter_and_constants(
 def _set(owner: Any, name: str, variable: Any) -> None:
     *parents, last = name.split(".")
     for key in parents:
-        if not hasattr(owner, key):
+        if key not in vars(owner):  # a torch name may be that of a method of `nnx.Module`
             setattr(owner, key, Names())
         owner = getattr(owner, key)
     setattr(owner, last, variable)

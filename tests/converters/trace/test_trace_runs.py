@@ -50,6 +50,15 @@ def test_leaf_paths_are_torchs_names() -> None:
     assert set(model_leaves(made.module)) == set(made.torch_module.state_dict())
 
 
+def test_torch_names_may_be_those_of_nnx_methods() -> None:
+    module = nn.Sequential()
+    module.add_module("sow", nn.Linear(3, 3))
+    module.add_module("perturb", nn.Sequential(nn.Linear(3, 2)))
+    made = pair(module.eval(), torch.randn(2, 3))
+    assert set(model_leaves(made.module)) == set(module.state_dict())
+    assert made.error(torch.randn(2, 3)) < RUN_ERROR
+
+
 def test_it_maps_over_a_further_axis() -> None:
     made, x = perceptron(), torch.randn(6, 4, 5)
     found = nnx.vmap(lambda module, x: module(x), in_axes=(None, 0))(made.module, x.numpy())
