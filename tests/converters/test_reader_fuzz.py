@@ -34,7 +34,7 @@ MAX_GROWTH_KB = 400_000
 """Of the process over all of this file. The largest valid file here has 20 kB; headers claim up to 2**63 bytes."""
 EXTREMES = (0, 1, 2**31 - 1, 2**32 - 1, 2**48, 2**63 - 1, 2**64 - 1)
 EXAMPLES = settings(
-    max_examples=120,
+    max_examples=60,
     deadline=None,
     derandomize=True,
     database=None,
