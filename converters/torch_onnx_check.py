@@ -143,10 +143,13 @@ def _random_inputs(
 
 
 def _high(module: torch.nn.Module) -> int:
-    """One more than the largest integer that every embedding of the module takes."""
+    """One more than the largest integer that the module takes for a token, or that all its tables take."""
     tables = [part.num_embeddings for part in module.modules() if isinstance(part, torch.nn.Embedding)]
     find = getattr(module, "get_input_embeddings", None)
-    table = find() if find is not None else None
+    try:
+        table = find() if find is not None else None
+    except NotImplementedError:  # a model of two towers names no table of its own
+        table = None
     return int(getattr(table, "num_embeddings", 0) or min(tables, default=_DEFAULT_HIGH))
 
 
