@@ -250,7 +250,9 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("group", [*SMOOTH, *STEPS])
+@pytest.mark.parametrize(
+    "group", [pytest.param(name, marks=[pytest.mark.slow] * (name == "special")) for name in (*SMOOTH, *STEPS)]
+)
 def test_values_and_dtypes_are_torchs(group: str) -> None:
     assert value_differences({**SMOOTH, **STEPS}[group], INPUTS) == []
 

@@ -138,7 +138,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("group", CASES)
+@pytest.mark.parametrize("group", [pytest.param(name, marks=[pytest.mark.slow] * (name == "maxima")) for name in CASES])
 def test_layers_are_torchs(group: str) -> None:
     inputs, expressions = CASES[group]
     assert value_differences(expressions, inputs, limit=PRODUCT_ERROR) == []
@@ -157,8 +157,7 @@ def test_running_statistics_are_used_where_torch_uses_them() -> None:
     "group",
     [
         "attention",
-        "transposed convolutions",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("convolutions", "maxima", "means", "norms")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "attention"),
     ],
 )
 def test_gradients_of_layers_are_torchs(group: str) -> None:

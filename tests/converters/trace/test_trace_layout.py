@@ -191,11 +191,14 @@ def test_reading_writing_and_ordering_is_torchs(group: str) -> None:
     assert value_differences({**INDEXED_GROUPS, "whole numbers": WHOLE}[group], INDEXED) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", LAYOUT_GROUPS)
 def test_gradients_move_back(group: str) -> None:
     assert gradient_differences(LAYOUT_GROUPS[group], LAYOUT) == []
 
 
-@pytest.mark.parametrize("group", INDEXED_GROUPS)
+@pytest.mark.parametrize(
+    "group", ["writes", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reads", "orders"))]
+)
 def test_gradients_follow_indices(group: str) -> None:
     assert gradient_differences(INDEXED_GROUPS[group], INDEXED) == []

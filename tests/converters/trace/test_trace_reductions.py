@@ -118,8 +118,12 @@ def test_gradients_of_reductions_are_torchs() -> None:
     assert gradient_differences(FLOATS, INPUTS) == []
 
 
-def test_losses_and_their_gradients_are_torchs() -> None:
+def test_losses_are_torchs() -> None:
     assert value_differences(LOSS, LOSSES, limit=SUM_ERROR) == []
+
+
+@pytest.mark.slow
+def test_gradients_of_losses_are_torchs() -> None:
     assert gradient_differences(LOSS, LOSSES) == []
 
 

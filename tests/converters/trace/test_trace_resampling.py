@@ -111,7 +111,7 @@ TRANSFORMS = [
 ]
 
 
-@pytest.mark.parametrize("group", ["interpolated", "sampled"])
+@pytest.mark.parametrize("group", ["interpolated", pytest.param("sampled", marks=pytest.mark.slow)])
 def test_images_are_resampled_as_torch_does(group: str) -> None:
     expressions = {"interpolated": INTERPOLATED, "sampled": SAMPLED}[group]
     assert value_differences(expressions, INPUTS, limit=RESAMPLED_ERROR) == []
@@ -122,11 +122,14 @@ def test_gradients_of_resampling_are_torchs() -> None:
     assert gradient_differences([*INTERPOLATED[6:18:2], *SAMPLED[::3]], INPUTS) == []
 
 
-@pytest.mark.parametrize("group", ["products", "solved", "transforms"])
+@pytest.mark.parametrize(
+    "group", ["products", *(pytest.param(name, marks=pytest.mark.slow) for name in ("transforms", "solved"))]
+)
 def test_linear_algebra_is_torchs(group: str) -> None:
     expressions = {"products": PRODUCTS, "solved": SOLVED, "transforms": TRANSFORMS}[group]
     assert value_differences(expressions, MATRICES, limit=ALGEBRA_ERROR) == []
 
 
+@pytest.mark.slow
 def test_gradients_of_products_are_torchs() -> None:
     assert gradient_differences(PRODUCTS, MATRICES) == []

@@ -167,6 +167,7 @@ def test_the_batch_stays_open_where_export_takes_no_other_size_open(project) -> 
     assert len(road.warnings) == 2
 
 
+@pytest.mark.slow
 def test_a_transformers_checkpoint_keeps_its_dtype_and_its_kind(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=101, n_embd=48, n_layer=1, n_head=8, n_positions=32, eos_token_id=0)
@@ -221,6 +222,7 @@ def test_a_base_models_checkpoint_fills_a_model_with_a_head(tmp_path: Path) -> N
     assert np.array_equal(back.read("h.0.attn.c_attn.weight"), base.h[0].attn.c_attn.weight.detach())
 
 
+@pytest.mark.slow
 def test_layouts_that_transformers_changes_between_file_and_module_are_refused(tmp_path: Path) -> None:
     config = transformers.OlmoeConfig(
         vocab_size=101, hidden_size=48, intermediate_size=24, num_hidden_layers=1, num_attention_heads=8, num_experts=4,

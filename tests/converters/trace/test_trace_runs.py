@@ -72,6 +72,7 @@ def test_two_loads_of_one_program_share_a_compiled_function() -> None:
     assert hash(graph) == hash(nnx.split(second.module)[0])
 
 
+@pytest.mark.slow
 def test_its_leaves_are_sharded_over_two_devices() -> None:
     script = """
 import jax, numpy as np, torch
