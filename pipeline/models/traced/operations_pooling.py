@@ -35,15 +35,20 @@ def _window(
     kernels, pads = _each(kernel, num_dims), _each(padding, num_dims)
     strides = _each(stride, num_dims) if stride not in (None, [], ()) else kernels
     dilations = _each(dilation, num_dims)
-    both = []
+    both, reached = [], []
     for size, k, s, p, d in zip(shape[-num_dims:], kernels, strides, pads, dilations, strict=True):
         reach = d * (k - 1) + 1
         room = size + 2 * p - reach
         count = (-(-room // s) if ceil_mode else room // s) + 1
         if ceil_mode and (count - 1) * s >= size + p:
             count -= 1
+        if count == 1 and d == 1:
+            # EfficientNet pools with a window of thousands over a few pixels, and only those count: XLA:CPU took two
+            # minutes for the zeros around them.
+            k = reach = min(k, size + 2 * p)
+        reached.append(k)
         both.append((p, (count - 1) * s + reach - size - p))
-    return kernels, strides, both, dilations
+    return tuple(reached), strides, both, dilations
 
 
 def _reduced(
