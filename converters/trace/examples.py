@@ -21,6 +21,7 @@ SEQUENCE = "sequence"
 _BATCH_SIZE = 2
 _OPEN_SIZES = (9, 5, 7, 11, 13, 6, 10, 14)
 _FALLBACK_IMAGE_SIZE = 64
+_NUM_FRAMES = 64
 _NUM_SAMPLES = 4000
 """Of sound, where a model takes the raw wave: long enough for the usual stack of strided convolutions."""
 
@@ -89,10 +90,14 @@ def _main_input(name: str, config: Any, *, dtype: torch.dtype) -> tuple[torch.Te
         return _pixels(getattr(config, "vision_config", None) or config, dtype=dtype), {0: BATCH}
     if name == "input_features":
         config = getattr(config, "audio_config", None) or config
+        if hasattr(config, "input_feat_per_channel"):  # Speech2Text: frames first
+            return torch.zeros(_BATCH_SIZE, _NUM_FRAMES, config.input_feat_per_channel, dtype=dtype), {0: BATCH}
         num_mels = getattr(config, "num_mel_bins", None) or 80
         # Whisper halves the frames once before its learned positions, which must come out full.
-        num_frames = 2 * config.max_source_positions if hasattr(config, "max_source_positions") else 64
+        num_frames = 2 * config.max_source_positions if hasattr(config, "max_source_positions") else _NUM_FRAMES
         return torch.zeros(_BATCH_SIZE, num_mels, num_frames, dtype=dtype), {0: BATCH}
+    if name == "input_values" and hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):  # spectrograms
+        return torch.zeros(_BATCH_SIZE, config.max_length, config.num_mel_bins, dtype=dtype), {0: BATCH}
     if name == "input_values":
         return torch.zeros(_BATCH_SIZE, _NUM_SAMPLES, dtype=dtype), {0: BATCH}
     raise ConversionError(
