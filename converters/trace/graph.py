@@ -73,19 +73,7 @@ def program_of(
     graphs: dict[str, Graph] = {}
     translated = _Translation(exported.graph_module, graphs)
     graph, taps = translated.main(exported)
-    bindings: dict[str, Binding] = {}
-    constants: dict[str, torch.Tensor] = {}
-    for spec in exported.graph_signature.input_specs:
-        name = spec.arg.name
-        target = str(spec.target)
-        if spec.kind is InputKind.USER_INPUT:
-            if name in signature.paths:
-                bindings[name] = Binding(source="input", name=signature.paths[name])
-        elif target in owner:
-            bindings[name] = Binding(source="leaf", name=owner[target])
-        else:
-            constants[target] = _constant(exported, module, target)
-            bindings[name] = Binding(source="constant", name=target)
+    bindings, constants = _bound(exported, module=module, owner=owner, paths=signature.paths)
     used = _used(graph)
     bindings = {name: binding for name, binding in bindings.items() if name in used or binding.source == "input"}
     kept = {binding.name for binding in bindings.values()}
@@ -113,6 +101,25 @@ def program_of(
         is_training=module.training,
     )
     return program, arrays
+
+
+def _bound(
+    exported: ExportedProgram, *, module: torch.nn.Module, owner: Mapping[str, str], paths: Mapping[str, str]
+) -> tuple[dict[str, Binding], dict[str, torch.Tensor]]:
+    """Where each placeholder's value comes from, and the tensors that neither a checkpoint nor a caller gives."""
+    bindings: dict[str, Binding] = {}
+    constants: dict[str, torch.Tensor] = {}
+    for spec in exported.graph_signature.input_specs:
+        name, target = spec.arg.name, str(spec.target)
+        if spec.kind is InputKind.USER_INPUT:
+            if name in paths:
+                bindings[name] = Binding(source="input", name=paths[name])
+        elif target in owner:
+            bindings[name] = Binding(source="leaf", name=owner[target])
+        else:
+            constants[target] = _constant(exported, module, target)
+            bindings[name] = Binding(source="constant", name=target)
+    return bindings, constants
 
 
 class _Translation:
