@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from converters.families.registry import table_for
 from converters.flax_activations import FlaxRunner
 from converters.model_pair import ModelPair, load_pair
-from converters.parity_blocks import compare_blocks, pair_blocks
+from converters.parity_blocks import compare_blocks, judge_precisely, pair_blocks
 from converters.parity_outputs import (
     TOKEN_INPUTS,
     compare_outputs,
@@ -33,7 +33,7 @@ from converters.parity_report import (
     TensorAgreement,
 )
 from converters.parity_tensors import compare_tensors
-from converters.torch_activations import torch_outputs, watching
+from converters.torch_activations import precise_activations, torch_outputs, watching
 from pipeline.evaluation.torch_predictor import TorchPredictor
 from pipeline.models.description import Arrays, ModelKind
 
@@ -103,7 +103,8 @@ def compare_pair(
     told = progress or (lambda done, total, what: None)
     inputs = pair.description.example_inputs(seed=seed)
     runner = FlaxRunner(pair.description, pair.candidate)
-    blocks, outputs, not_compared = _compare_inside(pair, runner=runner, inputs=inputs)
+    limits = limits or ParityLimits()
+    blocks, outputs, not_compared = _compare_inside(pair, runner=runner, inputs=inputs, limits=limits)
     told(3, _NUM_STEPS, "blocks and outputs compared")
     continuations = _continue(pair, runner=runner, inputs=inputs, num_tokens=continued_tokens)
     told(4, _NUM_STEPS, "continuations compared")
@@ -114,7 +115,7 @@ def compare_pair(
         kind=pair.description.kind.value,
         road=pair.manifest.road,
         inputs={name: f"{array.dtype} {list(array.shape)}" for name, array in inputs.items()},
-        limits=limits or ParityLimits(),
+        limits=limits,
         tensors=tensors,
         blocks=blocks,
         outputs=outputs,
@@ -124,9 +125,11 @@ def compare_pair(
 
 
 def _compare_inside(
-    pair: ModelPair, *, runner: FlaxRunner, inputs: Arrays
+    pair: ModelPair, *, runner: FlaxRunner, inputs: Arrays, limits: ParityLimits
 ) -> tuple[tuple[BlockAgreement, ...], tuple[OutputAgreement, ...], tuple[str, ...]]:
-    """Both models on `inputs`: the agreement of every block, of every output, and outputs that only torch gives.
+    """Both models on `inputs`: every block, every output, and the outputs that only torch gives.
+
+    Blocks are decided in float64 where two float32 sides differ by more than the limit.
 
     Raises:
         ConversionError: blocks or outputs cannot be compared; lists every complaint.
@@ -136,7 +139,12 @@ def _compare_inside(
     with watching(pair.reference, pairs.values()) as activations:
         theirs = torch_outputs(pair.reference, inputs)
     outputs, not_compared = compare_outputs(theirs, ours)
-    return compare_blocks(pairs, taps=taps, activations=activations), outputs, not_compared
+    blocks = compare_blocks(pairs, taps=taps, activations=activations)
+    if any(not block.max_relative <= limits.block_relative_error for block in blocks):
+        precise = precise_activations(pair.reference, inputs, pairs.values())
+        if precise is not None:
+            blocks = judge_precisely(blocks, taps=taps, activations=activations, precise=precise)
+    return blocks, outputs, not_compared
 
 
 def _block_templates(pair: ModelPair, *, taps: Sequence[str]) -> Sequence[tuple[str, str]]:

@@ -6,6 +6,7 @@ depth and single numbers cross zero.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,31 @@ def compare_blocks(pairs: Mapping[str, str], *, taps: Arrays, activations: Array
     if complaints:
         raise ConversionError("blocks cannot be compared:\n" + "\n".join(complaints))
     return tuple(found)
+
+
+def judge_precisely(
+    blocks: Sequence[BlockAgreement], *, taps: Arrays, activations: Arrays, precise: Arrays
+) -> tuple[BlockAgreement, ...]:
+    """The same blocks with torch in float64 as the reference, and torch's own rounding beside the error.
+
+    Two float32 computations differ by the rounding of both. Where that passes the limit, only a third, exact one can
+    say which side is wrong.
+
+    Args:
+        blocks: as `compare_blocks` found them.
+        taps: Flax values by path.
+        activations: torch values in float32 by module path.
+        precise: torch values in float64 by module path.
+    """
+    judged = []
+    for block in blocks:
+        reference = precise[block.torch_name]
+        candidate = as_torch_lays_out(taps[block.name], shape=reference.shape)
+        assert candidate is not None
+        largest, mean = relative_errors(reference, candidate)
+        rounding, _ = relative_errors(reference, activations[block.torch_name])
+        judged.append(replace(block, max_relative=largest, mean_relative=mean, torch_rounding=rounding))
+    return tuple(judged)
 
 
 def as_torch_lays_out(array: NDArray[Any], *, shape: tuple[int, ...]) -> NDArray[Any] | None:

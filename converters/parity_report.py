@@ -63,6 +63,9 @@ class BlockAgreement:
     """`max |flax - torch| / max |torch|`; infinite where the Flax side is not finite."""
     mean_relative: float
     """`mean |flax - torch| / mean |torch|`."""
+    torch_rounding: float | None = None
+    """Where torch was run in float64 to decide, how far torch's own float32 is from that; both errors above are then
+    those of Flax from torch in float64. None where float32 decided."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,6 +126,11 @@ class ParityReport:
         """In the order in which blocks run."""
         limit = self.limits.block_relative_error
         return next((block for block in self.blocks if not block.max_relative <= limit), None)
+
+    @property
+    def judged_in_float64(self) -> bool:
+        """Whether float32 passed the limit and torch in float64 decided."""
+        return any(block.torch_rounding is not None for block in self.blocks)
 
     @property
     def greedy_match(self) -> float | None:

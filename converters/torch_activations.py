@@ -23,9 +23,27 @@ def torch_outputs(model: torch.nn.Module, inputs: Mapping[str, NDArray[Any]]) ->
     return {name: _array(value) for name, value in _named(found) if torch.is_floating_point(value)}
 
 
+def precise_activations(
+    model: torch.nn.Module, inputs: Mapping[str, NDArray[Any]], paths: Iterable[str]
+) -> Arrays | None:
+    """What the submodules at `paths` give when `model` computes in float64, by path; the model comes back in float32.
+
+    None where the module mixes in float32 values of its own, so that torch refuses to run it.
+    """
+    wide = {name: array.astype(np.float64) if array.dtype == np.float32 else array for name, array in inputs.items()}
+    try:
+        with watching(model.double(), paths, dtype=torch.float64) as seen:
+            torch_outputs(model, wide)
+    except RuntimeError:
+        return None
+    finally:
+        model.float()
+    return seen
+
+
 @contextmanager
-def watching(model: torch.nn.Module, paths: Iterable[str]) -> Iterator[Arrays]:
-    """Note what the submodules at `paths` give while the block runs, float32 by path.
+def watching(model: torch.nn.Module, paths: Iterable[str], *, dtype: torch.dtype = torch.float32) -> Iterator[Arrays]:
+    """Note what the submodules at `paths` give while the block runs, in `dtype` by path.
 
     Of a module that gives several values the first is noted; of one that runs several times the last run.
 
@@ -33,7 +51,7 @@ def watching(model: torch.nn.Module, paths: Iterable[str]) -> Iterator[Arrays]:
         AttributeError: there is no such submodule.
     """
     seen: Arrays = {}
-    handles = [model.get_submodule(path).register_forward_hook(_noting(seen, path)) for path in paths]
+    handles = [model.get_submodule(path).register_forward_hook(_noting(seen, path, dtype=dtype)) for path in paths]
     try:
         yield seen
     finally:
@@ -41,11 +59,13 @@ def watching(model: torch.nn.Module, paths: Iterable[str]) -> Iterator[Arrays]:
             handle.remove()
 
 
-def _noting(seen: Arrays, path: str) -> Callable[..., None]:
+def _noting(seen: Arrays, path: str, *, dtype: torch.dtype) -> Callable[..., None]:
     def note(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
         value = next((value for _, value in _named(output)), None)
         if value is not None:
-            seen[path] = _array(value).copy()  # what follows may add to it in place, as ResNet's shortcuts do
+            seen[path] = _array(
+                value, dtype=dtype
+            ).copy()  # what follows may add to it in place, as ResNet's shortcuts do
 
     return note
 
@@ -65,5 +85,5 @@ def _tensor(array: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array.astype(np.int64) if array.dtype == np.int32 else array)
 
 
-def _array(value: torch.Tensor) -> NDArray[Any]:
-    return value.detach().to(torch.float32).cpu().numpy()
+def _array(value: torch.Tensor, *, dtype: torch.dtype = torch.float32) -> NDArray[Any]:
+    return value.detach().to(dtype).cpu().numpy()

@@ -113,6 +113,10 @@ def _print_parity(console: Console, report: ParityReport) -> None:
     console.print(f"tensors: {tensors.num_identical} of {tensors.num_tensors} come back bit for bit{rounded}")
     if report.blocks:
         console.print(_block_table(report.blocks, limit=limits.block_relative_error))
+        if report.judged_in_float64:
+            console.print(
+                "two float32 sides differ by more than the limit, so all errors are those from torch in float64"
+            )
     console.print(_output_table(report))
     if report.greedy_match is not None:
         num = len(report.continuations)
@@ -123,14 +127,16 @@ def _print_parity(console: Console, report: ParityReport) -> None:
 
 
 def _block_table(blocks: Sequence[BlockAgreement], *, limit: float) -> Table:
-    table = _table(("block", False), ("largest", True), ("mean", True), (f"1e{SMALLEST_EXPONENT} to 1", False))
+    own = (("torch's own", True),) if any(block.torch_rounding is not None for block in blocks) else ()
+    table = _table(("block", False), ("largest", True), ("mean", True), *own, (f"1e{SMALLEST_EXPONENT} to 1", False))
     for block in _shown(blocks):
         if block is None:
-            table.add_row("...", "", "", "")
+            table.add_row("...")
             continue
         colour = "green" if block.max_relative <= limit else "red"
         bar = f"[{colour}]{log_bar(block.max_relative, limit=limit)}[/]"
-        table.add_row(escape(block.name), f"{block.max_relative:.2e}", f"{block.mean_relative:.2e}", bar)
+        rounding = () if block.torch_rounding is None else (f"{block.torch_rounding:.2e}",)
+        table.add_row(escape(block.name), f"{block.max_relative:.2e}", f"{block.mean_relative:.2e}", *rounding, bar)
     return table
 
 

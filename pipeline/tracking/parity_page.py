@@ -74,6 +74,7 @@ def _blocks(report: ParityReport) -> str:
             _shape(block.shape),
             number_text(block.max_relative, digits=3),
             number_text(block.mean_relative, digits=3),
+            *([number_text(block.torch_rounding or 0.0, digits=3)] if report.judged_in_float64 else []),
             _verdict(holds=block.max_relative <= report.limits.block_relative_error),
         )
         for block in report.blocks
@@ -84,9 +85,11 @@ def _blocks(report: ParityReport) -> str:
         ("shape", False),
         ("largest", True),
         ("mean", True),
+        *([("torch's own", True)] if report.judged_in_float64 else []),
         ("", False),
     ]
-    charts = chart_cards([("both sides in float32", chart) for chart in report.charts().values()])
+    caption = "Flax in float32, torch in float64" if report.judged_in_float64 else "both sides in float32"
+    charts = chart_cards([(caption, chart) for chart in report.charts().values()])
     return f'<div class="lone">{charts}</div><div class="card">{table(columns, rows)}</div>'
 
 

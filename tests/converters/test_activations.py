@@ -7,7 +7,7 @@ import torch
 from flax import nnx
 
 from converters.flax_activations import FlaxRunner
-from converters.torch_activations import torch_outputs, watching
+from converters.torch_activations import precise_activations, torch_outputs, watching
 from pipeline.models.description import ModelKind
 from pipeline.models.variables import tap
 
@@ -96,3 +96,26 @@ def test_taps_come_in_the_order_in_which_modules_ran():
     again, _ = runner.outputs_and_taps(inputs)
     assert again["output"].tolist() == [3.0, 5.0]
     assert description.num_traces == 2, "compiled once with taps and once without"
+
+
+def test_float64_activations_are_exact_and_leave_the_module_in_float32():
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh())
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    x = np.array([[0.1, -0.7, 1.3]], np.float32)
+    found = precise_activations(module, {"input": x}, ["0", "1"])
+    weight, bias = (before[name].double().numpy() for name in ("0.weight", "0.bias"))
+    np.testing.assert_allclose(found["1"], np.tanh(x.astype(np.float64) @ weight.T + bias), rtol=1e-14)
+    assert {name: value.dtype for name, value in module.state_dict().items()} == dict.fromkeys(before, torch.float32)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_a_module_that_only_runs_in_float32_has_no_exact_activations():
+    class Mixed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.inner(x.float())
+
+    assert precise_activations(Mixed(), {"x": np.ones((1, 3), np.float32)}, ["inner"]) is None

@@ -5,7 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from converters.parity_blocks import as_torch_lays_out, compare_blocks, pair_blocks, relative_errors
+from converters.parity_blocks import (
+    as_torch_lays_out,
+    compare_blocks,
+    judge_precisely,
+    pair_blocks,
+    relative_errors,
+)
 from pipeline.errors import ConversionError
 
 TEMPLATES = (("model.embed_tokens", "embed_tokens"), ("model.layers.{layer}", "layers.{layer}"))
@@ -64,3 +70,22 @@ def test_images_are_compared_in_torchs_layout():
     assert np.array_equal(as_torch_lays_out(flax_image, shape=torch_image.shape), torch_image)
     assert as_torch_lays_out(np.zeros((2, 4, 5, 3)), shape=(2, 3, 5, 4)) is None
     assert as_torch_lays_out(np.zeros((2, 3)), shape=(3, 2)) is None
+
+
+def test_float64_says_which_of_two_float32_sides_is_off():
+    exact = {"a": np.array([[1.0, 2.0, 4.0]])}
+    torch_off = {"a": np.array([[1.0, 2.0, 4.0 + 4e-5]], np.float32)}
+    flax_right = {"layers.0": np.array([[1.0, 2.0, 4.0]], np.float32)}
+    blocks = compare_blocks({"layers.0": "a"}, taps=flax_right, activations=torch_off)
+    (judged,) = judge_precisely(blocks, taps=flax_right, activations=torch_off, precise=exact)
+    assert blocks[0].max_relative == pytest.approx(1e-5, rel=0.02)
+    assert judged.max_relative == 0.0
+    assert judged.torch_rounding == pytest.approx(1e-5, rel=0.02)
+    (blamed,) = judge_precisely(
+        blocks,
+        taps={"layers.0": torch_off["a"]},
+        activations={"a": flax_right["layers.0"]},
+        precise=exact,
+    )
+    assert blamed.max_relative == pytest.approx(1e-5, rel=0.02)
+    assert blamed.torch_rounding == 0.0

@@ -13,9 +13,9 @@ from pipeline.evaluation.flax_predictor import FlaxPredictor, choose_device
 from pipeline.evaluation.metrics import token_losses
 from pipeline.evaluation.scoring import score
 from pipeline.evaluation.torch_predictor import TorchPredictor
-from pipeline.models.family import FamilyModel
 from pipeline.models.decoders.model import Decoder
 from pipeline.models.decoders.readers import read_decoder
+from pipeline.models.family import FamilyModel
 from pipeline.models.registry import FAMILIES
 
 SIZES = {
