@@ -39,14 +39,15 @@ run: setup
 down: setup
 	$(BIN)/pipeline down
 
-# What needs a cluster, a browser or many seconds runs one after the other, on a machine that does nothing else.
-SERIAL := slow or ray or browser
+# What needs a cluster or a browser runs one after the other, on a machine that does nothing else.
+SERIAL := ray or browser
 
-test: test-fast
+test: setup-test
+	$(BIN)/python -m pytest -n 2 -m "not ($(SERIAL))"
 	$(BIN)/python -m pytest -m "$(SERIAL)"
 
 test-fast: setup-test
-	$(BIN)/python -m pytest -n 2 -m "not ($(SERIAL))"
+	$(BIN)/python -m pytest -n 2 -m "not (slow or $(SERIAL))"
 
 check: setup-test
 	$(BIN)/ruff format --check .

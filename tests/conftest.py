@@ -1,8 +1,8 @@
 """Fixtures of the whole suite, and the rules it runs under.
 
 One Ray head is started once a session, by the product's own code, and dies with the test process. `make test` runs
-the tests marked `ray`, `slow` or `browser` one after the other, after the others ran side by side: two cores are never
-asked for more than one cluster's work.
+the tests marked `ray` or `browser` one after the other, after the others ran side by side: two cores are never asked
+for more than one cluster's work.
 """
 
 import os

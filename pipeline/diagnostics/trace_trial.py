@@ -177,7 +177,15 @@ def export(model: ZooModel, *, again: Callable[[], ZooModel]) -> tuple[ExportedP
     except ConversionError:
         fresh = again()
         return export_module(fresh.module, args=(), kwargs=fresh.inputs, dynamic={}), False
-    return exported, bool(exported.range_constraints)
+    return exported, _has_open_rows(exported)
+
+
+def _has_open_rows(exported: ExportedProgram) -> bool:
+    """Whether every input may have another number of rows; a module may fix that of some."""
+    names = set(exported.graph_signature.user_inputs)
+    values = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder" and node.name in names]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return bool(tensors) and all(isinstance(value.shape[0], torch.SymInt) for value in tensors)
 
 
 def convert(model: ZooModel, exported: ExportedProgram) -> nnx.Module:

@@ -8,7 +8,7 @@ import time
 import pytest
 from flow_project import FLOW, end, events_until, has_committed_step
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(420)]
 
 LONG = FLOW.replace("steps: 12", "steps: 60")
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from flow_project import FULL_FLOW, Project
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

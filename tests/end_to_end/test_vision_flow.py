@@ -12,7 +12,7 @@ import pytest
 from flow_project import Project
 from sklearn.datasets import load_digits
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 FLOWS = Path(__file__).resolve().parents[2] / "flows"
 MIN_ACCURACY = 0.9

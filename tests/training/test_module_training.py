@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from own_modules import Network
+from trained_modules import Network
 from rank_functions import StoppingRows, module_ranks, stored_tensors, train_recorded
 from torch import nn
 
@@ -56,7 +56,7 @@ def values(tmp_path_factory) -> Path:
 def make_job(images: Path, tmp_path: Path):
     def make(*, dataset: Path = images, workspace: Path | None = None, open_dataset=None, **fields) -> TrainJob:
         given = {
-            "model": "own_modules:make",
+            "model": "trained_modules:make",
             "model_arguments": {"width": 5},
             "steps": 6,
             "global_batch_examples": 16,
@@ -90,7 +90,7 @@ def test_a_classifier_learns_and_says_how_many_it_gets_right(make_job, one_rank,
     assert {path.name for path in directory.iterdir()} >= {"module.json", "state.json", "dcp"}
     assert not (directory / "config.json").exists()
     assert ModuleFile.read(directory) == ModuleFile(
-        factory="own_modules:make",
+        factory="trained_modules:make",
         arguments={"width": 5},
         inputs={
             "pixels": InputSpec(shape=("batch", 1, 3, 4), dtype="float32"),
@@ -119,7 +119,7 @@ def test_what_is_saved_predicts_what_training_measured(make_job, one_rank, image
 def test_values_are_fitted_by_squares(make_job, one_rank, values: Path) -> None:
     job = make_job(
         dataset=values,
-        model="own_modules:make_line",
+        model="trained_modules:make_line",
         model_arguments={},
         loss="mean_squared_error",
         steps=150,
@@ -135,7 +135,7 @@ def test_values_are_fitted_by_squares(make_job, one_rank, values: Path) -> None:
 
 
 def test_a_block_that_is_not_called_is_explained(make_job, one_rank, values: Path) -> None:
-    job = make_job(dataset=values, model="own_modules:make_reaching", model_arguments={}, loss="mean_squared_error")
+    job = make_job(dataset=values, model="trained_modules:make_reaching", model_arguments={}, loss="mean_squared_error")
     with pytest.raises(RuntimeError) as caught:
         train_recorded(one_rank, job)
     assert "without calling that child" in as_pipeline_error(caught.value, rank=0).hint
@@ -145,7 +145,7 @@ def test_accumulation_changes_nothing_where_rows_do_not_see_each_other(
     make_job, one_rank, values: Path, tmp_path: Path
 ) -> None:
     job = functools.partial(
-        make_job, dataset=values, model="own_modules:make_line", model_arguments={}, loss="mean_squared_error"
+        make_job, dataset=values, model="trained_modules:make_line", model_arguments={}, loss="mean_squared_error"
     )
     whole, _ = train_recorded(one_rank, job(micro_batch_sequences=16, workspace=tmp_path / "a"))
     parts, _ = train_recorded(one_rank, job(micro_batch_sequences=2, workspace=tmp_path / "b"))
@@ -215,30 +215,30 @@ def check(factory: str, dataset: Path, *, loss: str = "mean_squared_error", **ar
 
 
 def test_modules_that_fit_are_taken(images: Path, values: Path) -> None:
-    check("own_modules:make", images, loss="cross_entropy", width=4, classes=7)
-    check("own_modules:make_line", values)
+    check("trained_modules:make", images, loss="cross_entropy", width=4, classes=7)
+    check("trained_modules:make_line", values)
 
 
 @pytest.mark.parametrize(
     ("factory", "arguments", "found"),
     [
         ("no_such_module:make", {}, "cannot be imported: No module named"),
-        ("own_modules:mak_line", {}, "did you mean 'make_line'"),
-        ("own_modules:make_line", {"outpts": 2}, "unexpected keyword argument 'outpts'"),
-        ("own_modules:make_class", {}, "gave type; a torch.nn.Module is wanted"),
-        ("own_modules:make_random", {}, r"built twice from one seed it has other values in layers\.0\.weight"),
-        ("own_modules:make_double", {}, "parameters are float32"),
-        ("own_modules:make_frozen", {}, "no parameter to train"),
-        ("own_modules:make_scalar", {}, "scale is a single number"),
-        ("own_modules:make_tuple", {}, "forward returned tuple"),
-        ("own_modules:make_failing", {}, "no parameter to train"),
+        ("trained_modules:mak_line", {}, "did you mean 'make_line'"),
+        ("trained_modules:make_line", {"outpts": 2}, "unexpected keyword argument 'outpts'"),
+        ("trained_modules:make_class", {}, "gave type; a torch.nn.Module is wanted"),
+        ("trained_modules:make_random", {}, r"built twice from one seed it has other values in layers\.0\.weight"),
+        ("trained_modules:make_double", {}, "parameters are float32"),
+        ("trained_modules:make_frozen", {}, "no parameter to train"),
+        ("trained_modules:make_scalar", {}, "scale is a single number"),
+        ("trained_modules:make_tuple", {}, "forward returned tuple"),
+        ("trained_modules:make_failing", {}, "no parameter to train"),
         (
-            "own_modules:make",
+            "trained_modules:make",
             {},
             "forward does not take the arrays of the dataset: missing a required argument: 'pixels'",
         ),
-        ("own_modules:make_narrow", {}, r"forward failed on x \[3, 3\] torch.float32: RuntimeError"),
-        ("own_modules:make_line", {"outputs": 3}, r"forward gave \[3, 3\]; wanted is \[batch, 2\]"),
+        ("trained_modules:make_narrow", {}, r"forward failed on x \[3, 3\] torch.float32: RuntimeError"),
+        ("trained_modules:make_line", {"outputs": 3}, r"forward gave \[3, 3\]; wanted is \[batch, 2\]"),
     ],
 )
 def test_factories_that_cannot_be_trained_are_refused(values: Path, factory, arguments, found) -> None:
@@ -249,9 +249,9 @@ def test_factories_that_cannot_be_trained_are_refused(values: Path, factory, arg
 
 def test_losses_and_targets_must_fit(images: Path, values: Path) -> None:
     with pytest.raises(ParameterError, match=r"loss: cross_entropy, but the target 'y' of the dataset holds floats"):
-        check("own_modules:make_line", values, loss="cross_entropy")
+        check("trained_modules:make_line", values, loss="cross_entropy")
     with pytest.raises(ParameterError, match=r"forward gave \[3, 2\]; wanted is .* at least 3 classes"):
-        check("own_modules:make", images, loss="cross_entropy", classes=2)
+        check("trained_modules:make", images, loss="cross_entropy", classes=2)
 
 
 def test_blocks_are_the_outermost_lists_without_shared_parameters() -> None:
