@@ -184,8 +184,13 @@ def _has_open_rows(exported: ExportedProgram) -> bool:
     """Whether every input may have another number of rows; a module may fix that of some."""
     names = set(exported.graph_signature.user_inputs)
     values = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder" and node.name in names]
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    return bool(tensors) and all(isinstance(value.shape[0], torch.SymInt) for value in tensors)
+    rows = [value.shape[0] for value in values if isinstance(value, torch.Tensor)]
+    return bool(rows) and all(isinstance(size, torch.SymInt) and _varies(size, exported) for size in rows)
+
+
+def _varies(size: torch.SymInt, exported: ExportedProgram) -> bool:
+    limits = exported.range_constraints.get(size.node.expr)
+    return limits is not None and limits.lower != limits.upper
 
 
 def convert(model: ZooModel, exported: ExportedProgram) -> nnx.Module:
