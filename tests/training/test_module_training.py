@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from trained_modules import Network
 from rank_functions import StoppingRows, module_ranks, stored_tensors, train_recorded
 from torch import nn
+from trained_modules import Network
 
 from pipeline.data.array_writing import ArrayPlan, write_arrays
 from pipeline.data.arrays import ArrayDataset
