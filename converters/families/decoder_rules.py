@@ -1,6 +1,6 @@
 """What the tables of decoder families are made of.
 
-Owns the rules of one projection and one norm, and the facts of a decoder. Knows no family. The one decision: torch and
+Owns the rules of a norm and of the head, and the facts of a decoder. Knows no family. The one decision: torch and
 Flax use the same half-split rotary layout, and scales and offsets stay in the forward pass, so rules rename, transpose,
 split and stack, and no constant is folded into a weight.
 """
@@ -9,26 +9,19 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from converters.families.layer_rules import LINEAR, layer_norm
 from converters.families.table import FamilyTable, Tie
-from converters.operations import Transpose
 from converters.rules import Rule
 from pipeline.models.decoders.config import DecoderConfig
 
-KERNEL = Transpose((1, 0))
-"""torch Linear keeps [out, in], the Flax kernel is [in, out]."""
 OURS = "layers.{layer}"
-
-
-def linear(source: str, target: str, *, has_bias: bool) -> list[Rule]:
-    """The rules of a torch Linear."""
-    rules = [Rule.one(f"{source}.weight", f"{target}.kernel", KERNEL)]
-    return rules + ([Rule.one(f"{source}.bias", f"{target}.bias")] if has_bias else [])
 
 
 def norm(source: str, target: str, *, config: DecoderConfig) -> list[Rule]:
     """The rules of a norm: its scale as stored, and its bias where it has one."""
-    rules = [Rule.one(f"{source}.weight", f"{target}.scale")]
-    return rules + ([Rule.one(f"{source}.bias", f"{target}.bias")] if config.norm.kind == "layer" else [])
+    if config.norm.kind == "layer":
+        return layer_norm(source, target)
+    return [Rule.one(f"{source}.weight", f"{target}.scale")]
 
 
 def decoder_table(
@@ -64,7 +57,7 @@ def decoder_table(
     return FamilyTable(
         family=config.family,
         facts=_facts(config, **layout),
-        rules=(*rules, *(() if is_tied else (Rule.one(head, "lm_head.kernel", KERNEL),))),
+        rules=(*rules, *(() if is_tied else (Rule.one(head, "lm_head.kernel", LINEAR),))),
         ignored=tuple(ignored),
         ties=(Tie(tensor=head, same_as=embedding),) if is_tied else (),
         hints={"lm_head.kernel": untied_hint, **(hints or {})},

@@ -7,12 +7,38 @@ order is a fact of the family's files that its table names; both orders have the
 import math
 from typing import Literal
 
+from converters.families.decoder_rules import OURS
 from converters.list_operations import Each
 from converters.operations import Operation, Reshape, Shape, Split
+from converters.rules import Rule
+from pipeline.models.decoders.config import DecoderConfig
 
 QkvOrder = Literal["blocks", "groups"]
 """`blocks`: all queries, all keys, all values (Phi-3, GPT-2). `groups`: for each key-value head its queries, its key
 and its value, then the next head's (GPT-NeoX, where a group has one query)."""
+
+
+def fused_qkv(
+    source: str, *, config: DecoderConfig, order: QkvOrder, kernel: tuple[Operation, ...], has_bias: bool
+) -> list[Rule]:
+    """The rules of the one projection that makes queries, keys and values; `kernel` brings its weight to [in, out]."""
+
+    def rule(theirs: str, ours: str, first: tuple[Operation, ...], leading: Shape) -> Rule:
+        parts = split_qkv(
+            order,
+            num_heads=config.num_attention_heads,
+            num_groups=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            leading=leading,
+        )
+        return Rule(
+            sources=(f"{source}.{theirs}",),
+            targets=tuple(f"{OURS}.attention.{name}_proj.{ours}" for name in "qkv"),
+            operations=(*first, *parts),
+        )
+
+    rules = [rule("weight", "kernel", kernel, (config.hidden_size,))]
+    return rules + ([rule("bias", "bias", (), ())] if has_bias else [])
 
 
 def split_qkv(

@@ -16,7 +16,8 @@ _IN_FILES = ("language_model.model.", "language_model.lm_head.weight")
 _IN_MEMORY = ("model.language_model.", "lm_head.weight")
 """Prefix of the language model and name of its head: as `save_pretrained` writes them, and in a training checkpoint."""
 _OTHERS = ("vision_tower", "multi_modal_projector")
-_MAX_DEPTH = 10
+_PARTS = "abcdefghij"
+"""One letter for each component that a name may have inside a module."""
 
 
 def table(config: Mapping[str, Any], names: Collection[str] = ()) -> FamilyTable:
@@ -46,5 +47,5 @@ def table(config: Mapping[str, Any], names: Collection[str] = ()) -> FamilyTable
 
 def _below(module: str) -> list[str]:
     """Templates of every name inside a module."""
-    parts = [f"{{{letter}:word}}" for letter in "abcdefghij"[:_MAX_DEPTH]]
-    return [".".join([module, *parts[:depth]]) for depth in range(1, _MAX_DEPTH + 1)]
+    parts = [f"{{{letter}:word}}" for letter in _PARTS]
+    return [".".join([module, *parts[:depth]]) for depth in range(1, len(parts) + 1)]

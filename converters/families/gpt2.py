@@ -8,10 +8,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from converters.families.decoder_rules import OURS, decoder_table, norm
-from converters.families.fused_projections import split_qkv
+from converters.families.fused_projections import fused_qkv
 from converters.families.table import FamilyTable
 from converters.rules import Rule
-from pipeline.models.decoders.config import DecoderConfig
 from pipeline.models.decoders.readers import read_decoder
 
 _PREFIX = "transformer."
@@ -33,8 +32,7 @@ def table(config: Mapping[str, Any], names: Collection[str] = ()) -> FamilyTable
         *norm(f"{_PREFIX}ln_f", "norm", config=parsed),
         *norm(f"{_LAYER}.ln_1", f"{OURS}.input_norm", config=parsed),
         *norm(f"{_LAYER}.ln_2", f"{OURS}.post_attention_norm", config=parsed),
-        _fused(parsed, theirs="weight", ours="kernel", leading=(parsed.hidden_size,)),
-        _fused(parsed, theirs="bias", ours="bias", leading=()),
+        *fused_qkv(f"{_LAYER}.attn.c_attn", config=parsed, order="blocks", kernel=(), has_bias=True),
     ]
     for theirs, ours in _KERNELS.items():
         rules.append(Rule.one(f"{_LAYER}.{theirs}.weight", f"{OURS}.{ours}.kernel"))
@@ -50,18 +48,4 @@ def table(config: Mapping[str, Any], names: Collection[str] = ()) -> FamilyTable
         prefix=_PREFIX,
         qkv_layout="fused: all q, all k, all v",
         source_kernel_layout="in, out",
-    )
-
-
-def _fused(config: DecoderConfig, *, theirs: str, ours: str, leading: tuple[int, ...]) -> Rule:
-    return Rule(
-        sources=(f"{_LAYER}.attn.c_attn.{theirs}",),
-        targets=tuple(f"{OURS}.attention.{name}_proj.{ours}" for name in "qkv"),
-        operations=split_qkv(
-            "blocks",
-            num_heads=config.num_attention_heads,
-            num_groups=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            leading=leading,
-        ),
     )

@@ -7,12 +7,11 @@ so they are taken apart by heads; three equal pieces would have the right shapes
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from converters.families.decoder_rules import KERNEL, OURS, decoder_table, linear, norm
-from converters.families.fused_projections import split_qkv
+from converters.families.decoder_rules import OURS, decoder_table, norm
+from converters.families.fused_projections import fused_qkv
+from converters.families.layer_rules import LINEAR, linear
 from converters.families.table import FamilyTable
-from converters.operations import Operation
 from converters.rules import Rule
-from pipeline.models.decoders.config import DecoderConfig
 from pipeline.models.decoders.readers import read_decoder
 
 _PREFIX = "gpt_neox."
@@ -33,13 +32,17 @@ def table(config: Mapping[str, Any], names: Collection[str] = ()) -> FamilyTable
         *norm(f"{_PREFIX}final_layer_norm", "norm", config=parsed),
         *norm(f"{_LAYER}.input_layernorm", f"{OURS}.input_norm", config=parsed),
         *norm(f"{_LAYER}.post_attention_layernorm", f"{OURS}.post_attention_norm", config=parsed),
-        _fused(parsed, theirs="weight", ours="kernel", first=(KERNEL,), leading=(parsed.hidden_size,)),
+        *fused_qkv(
+            f"{_LAYER}.attention.query_key_value",
+            config=parsed,
+            order="groups",
+            kernel=(LINEAR,),
+            has_bias=parsed.qkv_bias,
+        ),
         *linear(f"{_LAYER}.attention.dense", f"{OURS}.attention.o_proj", has_bias=parsed.output_bias),
         *linear(f"{_LAYER}.mlp.dense_h_to_4h", f"{OURS}.mlp.up_proj", has_bias=True),
         *linear(f"{_LAYER}.mlp.dense_4h_to_h", f"{OURS}.mlp.down_proj", has_bias=True),
     ]
-    if parsed.qkv_bias:
-        rules.append(_fused(parsed, theirs="bias", ours="bias", first=(), leading=()))
     return decoder_table(
         parsed,
         rules=rules,
@@ -58,26 +61,4 @@ def table(config: Mapping[str, Any], names: Collection[str] = ()) -> FamilyTable
         ),
         prefix=_PREFIX,
         qkv_layout="fused: q, k, v of one head, then of the next",
-    )
-
-
-def _fused(
-    config: DecoderConfig,
-    *,
-    theirs: str,
-    ours: str,
-    first: tuple[Operation, ...],
-    leading: tuple[int, ...],
-) -> Rule:
-    qkv = split_qkv(
-        "groups",
-        num_heads=config.num_attention_heads,
-        num_groups=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        leading=leading,
-    )
-    return Rule(
-        sources=(f"{_LAYER}.attention.query_key_value.{theirs}",),
-        targets=tuple(f"{OURS}.attention.{name}_proj.{ours}" for name in "qkv"),
-        operations=(*first, *qkv),
     )

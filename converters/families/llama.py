@@ -8,7 +8,8 @@ tensors differ only in which of the same names they have.
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from converters.families.decoder_rules import OURS, decoder_table, linear, norm
+from converters.families.decoder_rules import OURS, decoder_table, norm
+from converters.families.layer_rules import linear
 from converters.families.table import FamilyTable
 from converters.rules import Rule
 from pipeline.models.decoders.config import DecoderConfig

@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from converters.families.decoder_rules import KERNEL, OURS, linear
+from converters.families.decoder_rules import OURS
+from converters.families.layer_rules import LINEAR, linear
 from converters.families.llama import LAYER, attention_rules, finished, mlp_rules, outer_rules
 from converters.families.table import FamilyTable
 from converters.list_operations import Each, Stack
@@ -80,7 +81,7 @@ def _apart(config: DecoderConfig, experts: Experts) -> list[Rule]:
                 ),
                 targets=(f"{OURS}.mlp.experts.{ours}.kernel",),
                 # Transposed before they are stacked: the stack is then the only copy beside what was read.
-                operations=(Each((KERNEL,) * experts.num), Stack(experts.num)),
+                operations=(Each((LINEAR,) * experts.num), Stack(experts.num)),
             )
         )
     return rules

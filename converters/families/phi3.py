@@ -7,8 +7,9 @@ the way back; the module keeps them apart like every other family's.
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from converters.families.decoder_rules import KERNEL, OURS, linear
-from converters.families.fused_projections import split_qkv
+from converters.families.decoder_rules import OURS
+from converters.families.fused_projections import fused_qkv
+from converters.families.layer_rules import LINEAR, linear
 from converters.families.llama import LAYER, finished, outer_rules
 from converters.families.table import FamilyTable
 from converters.operations import Split
@@ -24,25 +25,14 @@ def table(config: Mapping[str, Any], names: Collection[str] = ()) -> FamilyTable
     """
     parsed = read_decoder(config)
     inner = parsed.intermediate_size
-    qkv = split_qkv(
-        "blocks",
-        num_heads=parsed.num_attention_heads,
-        num_groups=parsed.num_key_value_heads,
-        head_dim=parsed.head_dim,
-        leading=(parsed.hidden_size,),
-    )
     rules = [
         *outer_rules(parsed),
-        Rule(
-            sources=(f"{LAYER}.self_attn.qkv_proj.weight",),
-            targets=tuple(f"{OURS}.attention.{name}_proj.kernel" for name in "qkv"),
-            operations=(KERNEL, *qkv),
-        ),
+        *fused_qkv(f"{LAYER}.self_attn.qkv_proj", config=parsed, order="blocks", kernel=(LINEAR,), has_bias=False),
         *linear(f"{LAYER}.self_attn.o_proj", f"{OURS}.attention.o_proj", has_bias=False),
         Rule(
             sources=(f"{LAYER}.mlp.gate_up_proj.weight",),
             targets=(f"{OURS}.mlp.gate_proj.kernel", f"{OURS}.mlp.up_proj.kernel"),
-            operations=(KERNEL, Split(axis=1, sizes=(inner, inner))),
+            operations=(LINEAR, Split(axis=1, sizes=(inner, inner))),
         ),
         *linear(f"{LAYER}.mlp.down_proj", f"{OURS}.mlp.down_proj", has_bias=False),
     ]

@@ -13,7 +13,8 @@ import torch
 from decoder_models import CASES, LENGTH, NUM_LAYERS, saved, tiny_decoder, tokens_of
 from safetensors.numpy import load_file, save_file
 
-from converters.conversion import convert, to_torch
+from converters.conversion import convert
+from converters.exporting import export
 from converters.families.registry import table_for
 from converters.manifest import ConversionManifest
 from converters.rules import render
@@ -103,26 +104,19 @@ def test_every_block_computes_what_transformers_computes(case, converted):
     )
     differences = {ours: relative(taps[ours], blocks[theirs]) for theirs, ours in paths.items()}
     differences["logits"] = relative(logits, expected)
-    import sys
-
-    print("DIFF", case, max(differences.values()), file=sys.stderr)
     assert {path: value for path, value in differences.items() if value > BLOCK_LIMIT} == {}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_tensor_comes_back_bit_for_bit_and_transformers_takes_it(case, converted, tmp_path):
     reference, checkpoint, flax = converted(case)
-    config = json.loads((flax / "config.json").read_text())
-    manifest = ConversionManifest.read(flax)
-    back = to_torch(read_parameters(flax / "params"), config, dtypes=manifest.source_dtypes)
-    stored = load_file(checkpoint / "model.safetensors")
+    export(flax, to=tmp_path / "back")
+    back, stored = (load_file(directory / "model.safetensors") for directory in (tmp_path / "back", checkpoint))
     assert back.keys() == stored.keys()
     for name, tensor in back.items():
         assert tensor.dtype == stored[name].dtype
         np.testing.assert_array_equal(tensor.view(np.uint32), stored[name].view(np.uint32), err_msg=name)
-    save_file(back, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    shutil.copy(checkpoint / "config.json", tmp_path)
-    returned = type(reference).from_pretrained(tmp_path, attn_implementation="eager")
+    returned = type(reference).from_pretrained(tmp_path / "back", attn_implementation="eager")
     rows = torch.from_numpy(tokens_of(length=9)).long()
     with torch.no_grad():
         assert torch.equal(returned(input_ids=rows).logits, reference(input_ids=rows).logits)
@@ -257,9 +251,6 @@ def test_a_wrong_fact_of_the_right_shape_is_seen(case, converted):
         expected = reference(input_ids=torch.from_numpy(tokens).long()).logits.numpy()
     model = build_model(wrong, changed, dtype=None, source="test")
     logits, _ = forward_with_taps(model, jnp.asarray(tokens), None)
-    import sys
-
-    print("FAULT", case, relative(logits, expected), file=sys.stderr)
     assert relative(logits, expected) > FAULT_AT_LEAST
 
 
@@ -277,8 +268,8 @@ def test_experts_that_are_stacked_as_in_memory_give_the_same_leaves_and_come_bac
     assert apart.keys() == stacked.keys()
     for path, leaf in apart.items():
         np.testing.assert_array_equal(leaf, stacked[path])
-    config = json.loads((checkpoint / "config.json").read_text())
-    back = to_torch(stacked, config, dtypes=manifest.source_dtypes)
+    export(tmp_path / "flax", to=tmp_path / "back")
+    back = load_file(tmp_path / "back" / "model.safetensors")
     assert back.keys() == state.keys()
     for name, tensor in back.items():
         np.testing.assert_array_equal(tensor, state[name])

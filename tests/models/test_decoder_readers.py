@@ -168,6 +168,8 @@ def test_gains_that_are_declared_to_be_stored_as_they_are_need_no_offset_c5():
         ("gemma3", {"architectures": ["Gemma3Model"], "text_config": config_of("gemma3_text")}, ["Gemma3Model"]),
         ("llama", {"num_key_value_heads": -2}, ["num_key_value_heads is -2"]),
         ("llama", {"rope_theta": 1.0}, ["rope_theta is 1.0, must be above 1"]),
+        ("llama", {"rope_theta": 0}, ["rope_theta is 0.0, must be above 1"]),
+        ("gpt2", {"num_attention_heads": 4}, ["n_head is 8 beside num_attention_heads 4"]),
         ("llama", {"hidden_size": "wide"}, ["a value is not of the kind", "wide"]),
         ("llama", {"rope_parameters": "default"}, ["a value is not of the kind"]),
         ("llama", {"rms_norm_eps": None}, ["a value is not of the kind"]),

@@ -44,6 +44,10 @@ class ConfigReading:
         self.complaints: list[str] = []
         if config.get("quantization_config"):
             self.complaints.append("quantization_config is set: dequantize the checkpoint first")
+        for usual, own in self._renames.items():
+            said = [config[key] for key in (own, usual) if config.get(key) is not None]
+            if len(said) == 2 and said[0] != said[1]:
+                self.complaints.append(f"{own} is {said[0]} beside {usual} {said[1]}")
 
     def value(self, name: str) -> Any:
         """The config's value under the family's own name or the usual one, else the default, else None."""
@@ -147,7 +151,7 @@ class ConfigReading:
             )
         return read_rotary(
             given,
-            theta=float(theta or 10000.0),
+            theta=float(theta),
             dim=max(2, dim - dim % 2),
             max_positions=max_positions,
             complaints=self.complaints,
@@ -170,6 +174,6 @@ class ConfigReading:
         """
         if self.complaints:
             raise ParameterError(
-                "model config: " + "; ".join(self.complaints),
+                "model config: " + "; ".join(dict.fromkeys(self.complaints)),
                 hint="convert by tracing (`via: trace`), or a checkpoint whose config asks for none of this",
             )

@@ -6,6 +6,7 @@ here, when the config is read.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pipeline.errors import ParameterError, nearest_name
@@ -97,8 +98,7 @@ def _like_llama(reading: ConfigReading, family: str, **choices: Any) -> DecoderC
     elif heads % groups:
         reading.complaints.append(f"num_attention_heads {heads} is no multiple of num_key_value_heads {groups}")
     if "layers" not in choices:
-        rotary = reading.rotary(head_dim=head_dim, max_positions=max_positions)
-        choices["layers"] = (Layer(rotary=rotary, scale=head_dim**-0.5),) * num_layers
+        choices["layers"] = _windowed(reading, (_FULL,) * num_layers, window=None)
     found: dict[str, Any] = {
         "norm": Norm(eps=float(reading.value("rms_norm_eps"))),
         "qkv_bias": reading.flag("attention_bias"),
@@ -121,24 +121,30 @@ def _like_llama(reading: ConfigReading, family: str, **choices: Any) -> DecoderC
     )
 
 
-def _windowed(reading: ConfigReading, kinds: tuple[LayerType, ...], *, window: int | None) -> tuple[Layer, ...]:
-    """Layers that turn alike, some of which see a window."""
+def _windowed(
+    reading: ConfigReading,
+    kinds: tuple[LayerType, ...],
+    *,
+    window: int | None,
+    rope: Mapping[str, Any] | None = None,
+) -> tuple[Layer, ...]:
+    """Layers that turn alike, some of which see a window; `rope` in place of the config's rope settings."""
     hidden, heads, max_positions = reading.sizes("hidden_size", "num_attention_heads", "max_position_embeddings")
     head_dim = int(reading.value("head_dim") or hidden // heads)
     if window is None and _SLIDING in kinds:
         reading.complaints.append("layer_types has sliding_attention, but sliding_window is not set or not used")
-    rotary = reading.rotary(head_dim=head_dim, max_positions=max_positions)
+    rotary = reading.rotary(head_dim=head_dim, max_positions=max_positions, settings=rope)
     scale = head_dim**-0.5
     return tuple(Layer(rotary=rotary, scale=scale, window=window if kind == _SLIDING else None) for kind in kinds)
 
 
-def _alike(reading: ConfigReading, *, window: int | None) -> tuple[Layer, ...]:
+def _alike(reading: ConfigReading, *, window: int | None, rope: Mapping[str, Any] | None = None) -> tuple[Layer, ...]:
     """Every layer sees the same; transformers does not look at `layer_types` for these families."""
     (num_layers,) = reading.sizes("num_hidden_layers")
     kinds = (_SLIDING if window else _FULL,) * num_layers
     if reading.layer_types(kinds) != kinds:
         reading.complaints.append("layer_types differs between layers or from sliding_window; this family has it alike")
-    return _windowed(reading, kinds, window=window)
+    return _windowed(reading, kinds, window=window, rope=rope)
 
 
 def _llama(reading: ConfigReading, family: str) -> DecoderConfig:
@@ -170,7 +176,7 @@ def _qwen3_moe(reading: ConfigReading, family: str) -> DecoderConfig:
     (step,) = reading.sizes("decoder_sparse_step")
     dense = set(reading.value("mlp_only_layers") or ())
     layers = tuple(
-        _with_experts(layer, has=index not in dense and (index + 1) % step == 0)
+        replace(layer, has_experts=index not in dense and (index + 1) % step == 0)
         for index, layer in enumerate(_alike(reading, window=window))
     )
     experts = _experts(reading, size="moe_intermediate_size", normalizes=reading.flag("norm_topk_prob"))
@@ -178,13 +184,9 @@ def _qwen3_moe(reading: ConfigReading, family: str) -> DecoderConfig:
 
 
 def _mixtral(reading: ConfigReading, family: str) -> DecoderConfig:
-    layers = tuple(_with_experts(layer, has=True) for layer in _alike(reading, window=reading.window()))
+    layers = tuple(replace(layer, has_experts=True) for layer in _alike(reading, window=reading.window()))
     experts = _experts(reading, size="intermediate_size", normalizes=True)
     return _like_llama(reading, family, layers=layers, qkv_bias=False, output_bias=False, experts=experts)
-
-
-def _with_experts(layer: Layer, *, has: bool) -> Layer:
-    return Layer(rotary=layer.rotary, scale=layer.scale, window=layer.window, has_experts=has)
 
 
 def _experts(reading: ConfigReading, *, size: str, normalizes: bool) -> Experts:
@@ -222,7 +224,7 @@ def _gemma3(reading: ConfigReading, family: str) -> DecoderConfig:
 
 def _rescaled(reading: ConfigReading, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     scale = float(reading.value("query_pre_attn_scalar")) ** -0.5
-    return tuple(Layer(rotary=layer.rotary, scale=scale, window=layer.window) for layer in layers)
+    return tuple(replace(layer, scale=scale) for layer in layers)
 
 
 def _like_gemma(reading: ConfigReading, family: str, **choices: Any) -> DecoderConfig:
@@ -251,13 +253,8 @@ def _phi3(reading: ConfigReading, family: str) -> DecoderConfig:
         reading.complaints.append(f"rope scaling {kind!r} is not one of this family; allowed: default, longrope")
     # The config's own number wins over that of the rope settings (transformers).
     settings["original_max_position_embeddings"] = reading.value("original_max_position_embeddings")
-    num_layers, hidden, heads, longest = reading.sizes(
-        "num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings"
-    )
-    head_dim = int(reading.value("head_dim") or hidden // heads)
-    rotary = reading.rotary(head_dim=head_dim, max_positions=longest, settings=settings)
-    layer = Layer(rotary=rotary, scale=head_dim**-0.5, window=reading.window())
-    return _like_llama(reading, family, layers=(layer,) * num_layers, qkv_bias=False, output_bias=False)
+    layers = _alike(reading, window=reading.window(), rope=settings)
+    return _like_llama(reading, family, layers=layers, qkv_bias=False, output_bias=False)
 
 
 def _gpt2(reading: ConfigReading, family: str) -> DecoderConfig:

@@ -118,9 +118,7 @@ def read_rotary(
     if not original and kind in _FULL_LENGTH_IS_ORIGINAL:
         original = max_positions
     numbers: dict[str, Any] = {name: float(given[name]) for name in _NUMBERS if given.get(name)}
-    stretches: dict[str, Any] = {
-        name: tuple(map(float, given.get(name) or ())) for name in ("short_factor", "long_factor")
-    }
+    stretches: dict[str, Any] = {name: tuple(map(float, given.get(name) or ())) for name in _STRETCHES}
     if kind == "longrope":
         complaints += [
             f"rope {name} has {len(values)} numbers, needs {dim // 2}"
