@@ -18,7 +18,7 @@ import converters
 from converters.parity_report import BlockAgreement, ParityLimits, ParityReport
 from pipeline.cli.models import find_flax, find_model, writable_directory
 from pipeline.cli.progress import following
-from pipeline.cli.text import make_console, number, print_json
+from pipeline.cli.text import make_console, make_table, number, print_json
 from pipeline.tracking.parity_page import PAGE_FILE, render_parity
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def _output_table(report: ParityReport) -> Table:
 
 
 def _table(*columns: tuple[str, bool]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = make_table()
     for title, is_number in columns:
         table.add_column(title, justify="right" if is_number else "left", no_wrap=True)
     return table

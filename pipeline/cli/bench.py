@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.cli.place import find_place
-from pipeline.cli.text import make_console, number, print_json
+from pipeline.cli.text import make_console, make_table, number, print_json
 from pipeline.cli.trackers import default_tracking_uri
 from pipeline.errors import UsageError, nearest_name
 
@@ -88,7 +88,7 @@ def _print(value: Mapping[str, Any]) -> None:
     if value.get("details"):
         console.print(_details(value["details"]))
     console.print("machine: " + ", ".join(f"{key} {item}" for key, item in value["machine"].items()))
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = make_table()
     for title in ("row", "unit", "ours", "peer", "its figure", "ratio", "bar", ""):
         table.add_column(title, justify="left" if title in ("row", "unit", "peer", "") else "right")
     for row in value["rows"]:
@@ -106,7 +106,7 @@ def _print(value: Mapping[str, Any]) -> None:
 
 
 def _details(items: Sequence[Mapping[str, str]]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = make_table()
     for title in items[0]:
         table.add_column(title)
     for item in items:

@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rich.markup import escape
-from rich.table import Table
 
 import converters
 from converters.export_record import ExportRecord
+from converters.exporting import EXPORTERS
 from converters.manifest import ConversionManifest
+from converters.mapping import DtypePolicy
 from pipeline.cli.models import choose, find_model, is_flax, new_directory
 from pipeline.cli.progress import following
-from pipeline.cli.text import byte_text, duration, make_console, number, print_json
+from pipeline.cli.text import byte_text, duration, make_console, make_table, number, print_json
 from pipeline.errors import UsageError
 
 ORBAX, ONNX = "orbax", "onnx"
-FORMATS = (ORBAX, "safetensors", ONNX, "stablehlo")
+FORMATS = (ORBAX, *EXPORTERS)
 Via = Literal["auto", "family", "trace"]
-Dtype = Literal["keep", "float32", "bfloat16"]
 
 
 def convert(
@@ -35,7 +35,7 @@ def convert(
     to: Path | None,
     format: str,
     via: Via,
-    dtype: Dtype,
+    dtype: DtypePolicy,
     opset: int | None,
     int8: bool,
     check: bool,
@@ -44,7 +44,7 @@ def convert(
     """Convert `source`, or say what that would do; 0 when done, 1 where a plan says that it would be refused."""
     choose("--format", format, FORMATS)
     choose("--via", via, get_args(Via))
-    choose("--dtype", dtype, get_args(Dtype))
+    choose("--dtype", dtype, get_args(DtypePolicy))
     path = find_model(source)
     _check_together(path, source=source, format=format, via=via, opset=opset, int8=int8)
     if check:
@@ -77,8 +77,7 @@ def _check_together(path: Path, *, source: str, format: str, via: Via, opset: in
     """
     complaints = []
     if is_flax(path) and format == ORBAX:
-        others = ", ".join(name for name in FORMATS if name != ORBAX)
-        complaints.append(f"{source} is a Flax model directory already; allowed formats for it: {others}")
+        complaints.append(f"{source} is a Flax model directory already; allowed formats for it: {', '.join(EXPORTERS)}")
     if via != "auto" and (format != ORBAX or is_flax(path)):
         complaints.append(f"--via {via} chooses the road to Flax; with --format {format} there is none to choose")
     if format != ONNX and (opset is not None or int8):
@@ -113,7 +112,7 @@ def _exported(record: ExportRecord) -> dict[str, Any]:
     }
 
 
-def _plan(path: Path, *, via: Via, dtype: Dtype, as_json: bool) -> int:
+def _plan(path: Path, *, via: Via, dtype: DtypePolicy, as_json: bool) -> int:
     found = converters.preview(path, via=via, dtype=dtype)
     if as_json:
         print_json(asdict(found))
@@ -144,7 +143,7 @@ def _plan(path: Path, *, via: Via, dtype: Dtype, as_json: bool) -> int:
 
 def _print(facts: Mapping[str, Any]) -> None:
     console = make_console()
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table = make_table(show_header=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():

@@ -262,7 +262,7 @@ def parity(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="`train` or `trace`.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="`train`, `trace` or `convert`.", show_default=False)],
     rounds: Annotated[int, typer.Option(help="Interleaved rounds; medians are compared.", min=1)] = 5,
     only: Annotated[str, typer.Option(help="Comma-separated patterns of models (trace).", show_default=False)] = "",
     jobs: Annotated[int | None, typer.Option(help="Models at a time (trace); 1 by default.", min=1)] = None,

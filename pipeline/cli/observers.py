@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from pipeline.cli.text import duration, make_console, number, styled
+from pipeline.cli.text import duration, make_console, make_table, number, styled
 from pipeline.execution.observer import Observer
 from pipeline.stages.protocol import Report
 from pipeline.tracking.view import RunView, StageStatus, StageView
@@ -120,7 +120,7 @@ class LiveObserver:
 
     def _table(self) -> Table:
         now = time.time()
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=True)
+        table = make_table(expand=True)
         names = [len(name) for name in self._state.stages]
         for title, width in (("stage", max(names, default=5)), ("status", 11), ("attempt", 7), ("time", 12)):
             table.add_column(title, no_wrap=True, width=width)

@@ -10,12 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.markup import escape
-from rich.table import Table
 
 from pipeline.artifacts.store import Store
 from pipeline.cli.observers import ending
 from pipeline.cli.place import Place, find_place
-from pipeline.cli.text import duration, make_console, moment, number, print_json, styled
+from pipeline.cli.text import duration, make_console, make_table, moment, number, print_json, styled
 from pipeline.cli.trackers import make_tracker
 from pipeline.errors import UsageError
 from pipeline.execution.history import load_run, load_runs, match_run
@@ -131,7 +130,7 @@ def _print_runs(views: list[RunView], store: Store) -> None:
     if not views:
         console.print(f"no runs in {escape(store.url)}")
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = make_table()
     for title in ("run", "flow", "status", "started", "took", "stages", "error"):
         table.add_column(title, no_wrap=title != "error")
     for view in views:

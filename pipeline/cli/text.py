@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from pipeline.tracking.view import RunStatus, StageStatus
 
@@ -71,6 +72,11 @@ def byte_text(num_bytes: float) -> str:
             return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:,.3g} TB"
+
+
+def make_table(**options: Any) -> Table:
+    """A table without lines, with dim titles."""
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", **options)
 
 
 def print_json(value: Any) -> None:

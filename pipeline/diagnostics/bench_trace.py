@@ -44,21 +44,21 @@ Target = Callable[[ZooEntry, Path], None]
 
 def run(
     *,
+    work: Path,
     rounds: int = 5,
     only: str = "",
     jobs: int = 1,
     update_docs: bool = False,
-    work: Path | None = None,
     notice: Notice | None = None,
 ) -> BenchResult:
     """Take every model of the zoo through the trace road.
 
     Args:
+        work: where results are kept; a run that was interrupted goes on from there.
         rounds: of the comparison with a family's forward pass.
         only: comma-separated patterns of names or groups; all models where it is empty.
         jobs: processes at a time.
         update_docs: write `docs/trace-coverage.md`; with `only`, the rows of all other models stay as last measured.
-        work: where results are kept; a run that was interrupted goes on from there.
         notice: told of each result.
 
     Raises:
@@ -67,11 +67,10 @@ def run(
     entries = tuple(zoo(only=only))
     if not entries:
         raise UsageError(f"no model is called {only!r}", hint="docs/trace-coverage.md has all names")
-    directory = work or Path.cwd() / ".pipeline" / "bench-trace"
-    kept = directory / f"run-{_digest(entries)}"
+    kept = work / f"run-{_digest(entries)}"
     kept.mkdir(parents=True, exist_ok=True)
     trials = run_all(entries, kept=kept, jobs=jobs, notice=notice or (lambda _: None))
-    latest = directory / "latest"
+    latest = work / "latest"
     latest.mkdir(exist_ok=True)
     for trial in trials:
         trial.write(latest / _file_name(trial.name))
@@ -151,9 +150,9 @@ def _result(process: BaseProcess, entry: ZooEntry, record: Path, *, seconds: flo
     if overdue:
         process.kill()
     process.join()
+    if _is_known(record):
+        return Trial.read(record)
     last = Trial.read(record) if record.is_file() else Trial(name=entry.name, group=entry.group, ended=Ended.NOT_BUILT)
-    if record.is_file() and last.finished:
-        return last
     code = process.exitcode or 0
     end = f"signal {-code}" if code < 0 else f"exit code {code}"
     reason = f"took more than {seconds:.0f} s" if overdue else f"its process ended with {end}"

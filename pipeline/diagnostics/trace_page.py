@@ -66,9 +66,7 @@ def _summary(trials: Sequence[Trial], *, bar: float) -> Iterator[str]:
     waiting = sum(trial.ended is Ended.NOT_MEASURED for trial in trials)
     if waiting:
         yield f"Not measured yet: {waiting} models.\n"
-    missing: Counter[str] = Counter()
-    for trial in trials:
-        missing.update(dict.fromkeys(trial.unsupported, 1))
+    missing = Counter(name for trial in trials for name in trial.unsupported)
     if missing:
         yield "Operations without a counterpart, by the number of models that use them:\n"
         yield _table(("operation", "models"), [(f"`{name}`", str(count)) for name, count in missing.most_common()])

@@ -205,7 +205,7 @@ def convert(model: ZooModel, exported: ExportedProgram) -> nnx.Module:
         shown = ", ".join(sorted(unsupported, key=lambda name: (-unsupported[name], name)))
         raise _Stopped(Ended.UNSUPPORTED, shown, unsupported)
     dynamic = _open_rows(model.inputs)
-    program, constants = program_of(lowered, module=model.module, dynamic=dynamic, high={}, names=frozenset())
+    program, constants = program_of(lowered, module=model.module, dynamic=dynamic, names=frozenset())
     described = TracedModel(program=program, constants=constants)
     state = model.module.state_dict()
     return described.module({name: state[name].detach().numpy() for name in program.leaves})

@@ -46,7 +46,7 @@ EXACT: Mapping[str, int] = {
     **dict.fromkeys(("head_dim", "d_kv", "d_head", "dim_head", "attention_head_size", "kv_channels"), HEAD_DIM),
     **dict.fromkeys(("qk_rope_head_dim", "swa_head_dim", "linear_key_head_dim", "v_head_dim"), HEAD_DIM),
     **dict.fromkeys(("linear_value_head_dim", "linear_head_dim", "global_head_dim", "index_head_dim"), HEAD_DIM),
-    **dict.fromkeys(("qk_nope_head_dim",), 12),
+    "qk_nope_head_dim": 12,
     **dict.fromkeys(("rotary_dim", "swa_rope_head_dim"), 8),
     **dict.fromkeys(("kv_lora_rank", "o_lora_rank", "laurel_rank", "gated_norm_rank"), 16),
     **dict.fromkeys(("q_lora_rank", "loop_gate_rank", "embedding_rank", "hc_lowrank"), 12),
@@ -101,7 +101,7 @@ EXACT: Mapping[str, int] = {
     **dict.fromkeys(("codebook_size", "num_codevectors_per_group", "num_embeddings"), 16),
     **dict.fromkeys(("codebook_dim", "codevector_dim", "proj_codevector_dim", "latent_dim"), 16),
     **dict.fromkeys(("num_filters", "upsample_initial_channel"), 16),
-    **dict.fromkeys(("num_frames",), 2),
+    "num_frames": 2,
 }
 """Field -> its small value, where the field is a number larger than that."""
 
@@ -121,7 +121,7 @@ class Shrink:
 
     Args:
         guess: also shrink fields that only look like widths.
-        widths: shrink widths at all; without, only counts of layers, experts and tokens, and images.
+        widths: shrink widths and heads; without, only layers, tokens, images and the other rows of `EXACT`.
     """
 
     def __init__(self, *, guess: bool, widths: bool) -> None:
@@ -145,7 +145,7 @@ class Shrink:
         for field in dataclasses.fields(default):
             value = vars(default).get(field.name)  # what differs from layer to layer refuses getattr
             if isinstance(value, PreTrainedConfig):
-                arguments[field.name] = self._sub_config(value)
+                arguments[field.name] = type(value)(**self._arguments(value))
             elif field.default is not None and not (field.default is dataclasses.MISSING and value is None):
                 arguments[field.name] = self._value(field.name, value)
         if isinstance(arguments.get("num_heads"), tuple | list) and isinstance(arguments.get("embed_dim"), int):
@@ -161,9 +161,6 @@ class Shrink:
             else:
                 arguments[name] = value
         return arguments
-
-    def _sub_config(self, value: PreTrainedConfig) -> PreTrainedConfig:
-        return type(value)(**self._arguments(value))
 
     def _value(self, name: str, value: Any) -> Any:
         if isinstance(value, bool) or value is None:

@@ -7,7 +7,7 @@ model's own forward pass takes is the one it is measured with, and what it compl
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -84,16 +84,18 @@ def _core(model: PreTrainedModel, facts: Facts) -> list[str]:
 def _keyword_sets(model: PreTrainedModel, facts: Facts) -> Iterator[list[str]]:
     """Sets of keywords in the order of the signature, the largest first."""
     core = _core(model, facts)
-    beside = [name for first in core for name in BESIDE.get(first, ())]
     modalities = [name for name in MODALITIES if name in facts.parameters]
-    with_modalities = [*modalities, *(name for first in modalities for name in BESIDE.get(first, ()))]
-    two = [*modalities[:2], *(name for first in modalities[:2] for name in BESIDE.get(first, ()))]
+    fuller = ([*core, *modalities], [*core, *modalities[:2]], core)
     seen: list[set[str]] = []
-    for wanted in ([*core, *beside, *with_modalities], [*core, *beside, *two], [*core, *beside], core):
+    for wanted in (*map(_with_those_beside, fuller), core):
         chosen = {name for name in wanted if name in facts.parameters}
         if chosen not in seen and all(name in MAKERS for name in chosen):
             seen.append(chosen)
             yield [name for name in facts.parameters if name in chosen]
+
+
+def _with_those_beside(names: Sequence[str]) -> list[str]:
+    return [*names, *(beside for name in names for beside in BESIDE.get(name, ()))]
 
 
 def place_tokens(inputs: Inputs, *, model: PreTrainedModel, complaint: str) -> Inputs | None:

@@ -16,27 +16,9 @@ from torch.nn import functional
 
 from pipeline.diagnostics.trace_zoo import ZooModel
 from pipeline.diagnostics.zoo_random import randomize
-from pipeline.diagnostics.zoo_vision_modules import VISION
+from pipeline.diagnostics.zoo_vision_modules import BATCH, VISION, Built, one
 
-Build = Callable[[], tuple[nn.Module, Mapping[str, Any]]]
-BATCH = 3
-
-
-class OneInput(nn.Module):
-    """Any module of one input, with the keyword `x`."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> Any:
-        """What the inner module gives."""
-        return self.inner(x)
-
-
-def one(inner: nn.Module, *shape: int) -> tuple[nn.Module, Mapping[str, Any]]:
-    """A module of one float input."""
-    return OneInput(inner), {"x": torch.randn(BATCH, *shape)}
+Build = Callable[[], Built]
 
 
 class Recurrent(nn.Module):
@@ -287,7 +269,7 @@ def _tokens(length: int = 9) -> torch.Tensor:
     return torch.randint(1, 101, (BATCH, length))
 
 
-def _bags(mode: str) -> tuple[nn.Module, Mapping[str, Any]]:
+def _bags(mode: str) -> Built:
     return Bags(mode), {"items": _tokens(6), "numbers": torch.randn(BATCH, 4)}
 
 

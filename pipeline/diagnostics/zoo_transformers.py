@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from pipeline.diagnostics.trace_zoo import BuildError, ZooModel
@@ -43,7 +43,7 @@ def _headed() -> dict[str, str]:
     return found
 
 
-def model_class(name: str, *, config: PreTrainedConfig) -> type[PreTrainedModel]:
+def model_class(name: str) -> type[PreTrainedModel]:
     """The class that `name` of `names` stands for."""
     model_type, _, wanted = name.partition(":")
     found = wanted or modeling_auto.MODEL_MAPPING_NAMES.get(model_type) or _headed()[model_type]
@@ -70,7 +70,7 @@ def _build(name: str, *, shrink: Shrink) -> ZooModel:
     config = shrink.config(CONFIG_MAPPING[name.partition(":")[0]], **HEAD_OVERRIDES.get(name, {}))
     for part in parts(config):
         part.use_cache = False
-    chosen = model_class(name, config=config)
+    chosen = model_class(name)
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in chosen(config).parameters())
     if size > _MAX_PARAMETERS:

@@ -5,7 +5,8 @@ decision: values break symmetries (three rows, two of them shorter, no two value
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ SAMPLES = 4000
 GRID = (1, 4, 6)
 """Time, height and width in patches, where images come as a list of patches."""
 VIDEO_GRID = (2, 4, 6)
+_NUM_PATCHES = math.prod(GRID)
 _GRIDS = ("image_grid_thw", "grid_thw", "image_grid_hws", "grid_hw", "spatial_shapes")
 
 
@@ -38,14 +40,11 @@ class Facts:
     def find(self, *names: str, default: Any) -> Any:
         """The first of the fields that the config, or a config inside it, has."""
         for name in names:
-            for config in self._configs():
+            for config in parts(self.config):
                 value = vars(config).get(config.attribute_map.get(name, name))
                 if value is not None:
                     return value
         return default
-
-    def _configs(self) -> Iterator[PreTrainedConfig]:
-        return parts(self.config)
 
     def number(self, *names: str, default: int) -> int:
         """Like `find`; the first item of a list."""
@@ -74,7 +73,7 @@ class Facts:
     @property
     def channels(self) -> int:
         """Colours of an image."""
-        return self.number("num_channels", "in_channels", "in_chans", "num_input_channels", "in_chans", default=3)
+        return self.number("num_channels", "in_channels", "in_chans", "num_input_channels", default=3)
 
     @property
     def width(self) -> int:
@@ -107,22 +106,18 @@ def _patch_width(facts: Facts) -> int:
     return facts.channels * facts.number("temporal_patch_size", default=1) * patch * patch
 
 
-def _num_patches(facts: Facts) -> int:
-    return GRID[0] * GRID[1] * GRID[2]
-
-
 def _patches(facts: Facts) -> torch.Tensor:
     """Patches of all images one after another."""
-    return facts.normal(BATCH * _num_patches(facts), _patch_width(facts))
+    return facts.normal(BATCH * _NUM_PATCHES, _patch_width(facts))
 
 
 def _patch_images(facts: Facts) -> torch.Tensor:
     patch = facts.number("patch_size", default=8)
-    return facts.normal(BATCH * _num_patches(facts), facts.channels, patch, patch)
+    return facts.normal(BATCH * _NUM_PATCHES, facts.channels, patch, patch)
 
 
 def _patch_rows(facts: Facts) -> torch.Tensor:
-    return facts.normal(BATCH, _num_patches(facts), _patch_width(facts))
+    return facts.normal(BATCH, _NUM_PATCHES, _patch_width(facts))
 
 
 def _hidden(facts: Facts) -> torch.Tensor:
@@ -184,7 +179,7 @@ MAKERS: Mapping[str, tuple[Callable[[Facts], Any], ...]] = {
     "spatial_shapes": (lambda f: torch.tensor([GRID[1:]] * BATCH),),
     "merge_sizes": (lambda f: torch.ones(BATCH, dtype=torch.int64),),
     "pixel_attention_mask": (
-        lambda f: torch.ones(BATCH, _num_patches(f), dtype=torch.int64),
+        lambda f: torch.ones(BATCH, _NUM_PATCHES, dtype=torch.int64),
         lambda f: torch.ones(BATCH, *f.image_size, dtype=torch.int64),
         lambda f: torch.ones(BATCH, 1, *f.image_size, dtype=torch.bool),
     ),

@@ -18,20 +18,20 @@ Built = tuple[nn.Module, Mapping[str, Any]]
 
 
 class OneInput(nn.Module):
-    """Any module of one input, with the keyword `pixels`."""
+    """Any module of one input, with the keyword `x`."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
 
-    def forward(self, pixels: torch.Tensor) -> Any:
+    def forward(self, x: torch.Tensor) -> Any:
         """What the inner module gives."""
-        return self.inner(pixels)
+        return self.inner(x)
 
 
 def one(inner: nn.Module, *shape: int) -> Built:
     """A module of one float input."""
-    return OneInput(inner), {"pixels": torch.randn(BATCH, *shape)}
+    return OneInput(inner), {"x": torch.randn(BATCH, *shape)}
 
 
 def block(inputs: int, outputs: int, **options: Any) -> nn.Module:
