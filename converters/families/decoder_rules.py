@@ -94,12 +94,13 @@ def _facts(config: DecoderConfig, **layout: Any) -> dict[str, Any]:
         "qkv_bias": config.qkv_bias,
         "qkv_layout": "separate",
         "residual": "parallel" if config.is_parallel else "sequential",
-        "rope_layout": "half-split",
         "ropes": [asdict(rotary) for rotary in rotaries],
         "tie_word_embeddings": config.tie_word_embeddings,
         "vocab_size": config.vocab_size,
         "vocab_padding": 0,
     }
+    if rotaries:
+        facts["rope_layout"] = "half-split"
     if len(rotaries) == 1:
         facts |= {"rope_type": rotaries[0].kind, "rope_theta": rotaries[0].theta}
     return {**facts, **layout}
