@@ -216,7 +216,9 @@ def families_page() -> str:
         [
             _FAMILIES_INTRODUCTION,
             "## Models\n",
-            _table(("`model_type`", "kind", "classes", "rules", "blocks compared"), [first for first, _ in rows]),
+            _table(
+                ("`model_type`", "kind", "classes", "rules", "kinds of blocks compared"), [first for first, _ in rows]
+            ),
             "## Facts of layout\n",
             _table(("`model_type`", *_FACTS.values()), [second for _, second in rows]),
         ]
