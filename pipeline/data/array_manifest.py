@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.data.manifest import MANIFEST_NAME, ShardEntry
+from pipeline.data.manifest import MANIFEST_NAME, ShardEntry, read_raw_manifest
 from pipeline.errors import ArtifactError
 
 ARRAYS = "arrays"
@@ -96,21 +96,3 @@ class ArrayManifest:
         if manifest.target not in arrays or any(split.shards.keys() != arrays.keys() for split in splits.values()):
             raise ArtifactError(f"{path}: damaged (its arrays, its target and its shards do not agree)", hint=_AGAIN)
         return manifest
-
-
-def read_raw_manifest(directory: Path) -> dict[str, Any]:
-    """`manifest.json` of any dataset, as JSON.
-
-    Raises:
-        ArtifactError: it is missing or not a JSON object.
-    """
-    path = directory / MANIFEST_NAME
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ArtifactError(f"{directory}: no {MANIFEST_NAME}; this is not a dataset", hint=_AGAIN) from None
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path}: damaged ({error})", hint=_AGAIN) from error
-    if not isinstance(raw, dict):
-        raise ArtifactError(f"{path}: damaged (a JSON object is wanted, found {type(raw).__name__})", hint=_AGAIN)
-    return raw

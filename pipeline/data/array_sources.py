@@ -7,6 +7,7 @@ Shapes: N examples.
 """
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,10 +69,14 @@ def _call(source: str, *, arguments: Mapping[str, Any]) -> dict[str, Any]:
         raise ParameterError(
             f"source {source!r}: cannot be imported: {error}", hint="the module lies in the project or is installed"
         ) from error
+    signature = inspect.signature(function)
     try:
-        made = function(**arguments)
+        signature.bind(**arguments)
     except TypeError as error:
-        raise ParameterError(f"source {source!r}: {error}", hint="`arguments` are its keywords") from error
+        raise ParameterError(
+            f"source {source!r}: {error}", hint=f"`arguments` are its keywords: {name}{signature}"
+        ) from error
+    made = function(**arguments)
     if not isinstance(made, Mapping):
         raise ParameterError(
             f"source {source!r}: gave {type(made).__name__}; a mapping of names to arrays is wanted",

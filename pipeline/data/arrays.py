@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pipeline.data.array_manifest import ArrayManifest, ArraySpec
 from pipeline.data.order import rank_positions, shuffled_rows
-from pipeline.data.shard_file import map_shard
+from pipeline.data.shard_file import locate_rows, map_shard
 
 Shards = Mapping[str, tuple[npt.NDArray[Any], ...]]
 
@@ -88,11 +88,7 @@ class ArrayDataset:
             IndexError: an index is outside the split.
         """
         indices = np.asarray(indices, dtype=np.int64)
-        num_rows = self.num_rows(split)
-        if len(indices) and (indices.min() < 0 or indices.max() >= num_rows):
-            raise IndexError(f"rows of {split!r} are 0 to {num_rows - 1}, asked {indices.min()} to {indices.max()}")
-        shard_of = np.searchsorted(self._first_row[split], indices, side="right") - 1
-        inside = indices - self._first_row[split][shard_of]
+        shard_of, inside = locate_rows(indices, first_row=self._first_row[split], split=split)
         examples = {}
         for name, spec in self.manifest.arrays.items():
             out = np.empty((len(indices), *spec.shape), dtype=spec.dtype)

@@ -6,8 +6,9 @@ artifact type `dataset` and decides when it opens it.
 
 from pathlib import Path
 
-from pipeline.data.array_manifest import ARRAYS, read_raw_manifest
+from pipeline.data.array_manifest import ARRAYS
 from pipeline.data.arrays import ArrayDataset
+from pipeline.data.manifest import read_raw_manifest
 from pipeline.data.packed import PackedDataset
 
 

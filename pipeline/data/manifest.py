@@ -15,6 +15,7 @@ from pipeline.errors import ArtifactError
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 SCHEMA = 1
+_AGAIN = "run the data stage again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,16 +66,7 @@ class Manifest:
             ArtifactError: it is missing, not JSON, or of another schema.
         """
         path = directory / MANIFEST_NAME
-        try:
-            raw: dict[str, Any] = json.loads(path.read_text())
-        except FileNotFoundError:
-            raise ArtifactError(
-                f"{directory}: no {MANIFEST_NAME}; this is not a packed dataset", hint="run the data stage again"
-            ) from None
-        except json.JSONDecodeError as error:
-            raise ArtifactError(
-                f"{path}:{error.lineno}: damaged ({error.msg})", hint="run the data stage again"
-            ) from error
+        raw = read_raw_manifest(directory)
         if "kind" in raw:
             raise ArtifactError(
                 f"{directory}: a dataset of {raw['kind']}, and rows of tokens are wanted",
@@ -92,4 +84,22 @@ class Manifest:
             }
             return cls(splits=splits, **raw)
         except (TypeError, KeyError, AttributeError) as error:
-            raise ArtifactError(f"{path}: damaged ({error})", hint="run the data stage again") from error
+            raise ArtifactError(f"{path}: damaged ({error})", hint=_AGAIN) from error
+
+
+def read_raw_manifest(directory: Path) -> dict[str, Any]:
+    """`manifest.json` of any dataset, as JSON.
+
+    Raises:
+        ArtifactError: it is missing or not a JSON object.
+    """
+    path = directory / MANIFEST_NAME
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ArtifactError(f"{directory}: no {MANIFEST_NAME}; this is not a dataset", hint=_AGAIN) from None
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path}: damaged ({error})", hint=_AGAIN) from error
+    if not isinstance(raw, dict):
+        raise ArtifactError(f"{path}: damaged (a JSON object is wanted, found {type(raw).__name__})", hint=_AGAIN)
+    return raw

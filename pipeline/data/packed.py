@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pipeline.artifacts.manifest import sha256_of
 from pipeline.data.manifest import TOKENIZER_NAME, Manifest
 from pipeline.data.order import rank_positions, shuffled_rows
-from pipeline.data.shard_file import AGAIN, map_shard
+from pipeline.data.shard_file import AGAIN, locate_rows, map_shard
 from pipeline.errors import ArtifactError
 
 
@@ -88,13 +88,10 @@ class PackedDataset:
             IndexError: an index is outside the split.
         """
         indices = np.asarray(indices, dtype=np.int64)
-        num_rows = self.num_rows(split)
-        if len(indices) and (indices.min() < 0 or indices.max() >= num_rows):
-            raise IndexError(f"rows of {split!r} are 0 to {num_rows - 1}, asked {indices.min()} to {indices.max()}")
-        shard_of = np.searchsorted(self._first_row[split], indices, side="right") - 1
+        shard_of, inside = locate_rows(indices, first_row=self._first_row[split], split=split)
         out = np.empty((len(indices), self.sequence_length + 1), dtype=np.int32)
-        for place, (shard, row) in enumerate(zip(shard_of, indices, strict=True)):
-            out[place] = self._shards[split][shard][row - self._first_row[split][shard]]
+        for place, (shard, row) in enumerate(zip(shard_of, inside, strict=True)):
+            out[place] = self._shards[split][shard][row]
         return out
 
     def train_rows(

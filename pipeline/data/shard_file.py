@@ -1,7 +1,8 @@
-"""One `.npy` file of a dataset, checked and mapped.
+"""The `.npy` files of a dataset, checked and mapped.
 
-Owns the checks between a file and its manifest entry. Knows nothing of what the rows mean. The one decision: a file is
-mapped, not read, and is refused with its name when size, digest, shape or dtype are not those of the manifest.
+Owns the checks between a file and its manifest entry, and which file holds which row. Knows nothing of what the rows
+mean. The one decision: a file is mapped, not read, and is refused with its name when size, digest, shape or dtype are
+not those of the manifest.
 """
 
 from pathlib import Path
@@ -48,6 +49,25 @@ def map_shard(
     if rows.shape != expected or rows.dtype.name != dtype:
         raise ArtifactError(f"{path}: {rows.dtype.name} {rows.shape}, the manifest says {dtype} {expected}", hint=AGAIN)
     return rows
+
+
+def locate_rows(
+    indices: npt.NDArray[np.int64], *, first_row: npt.NDArray[np.int64], split: str
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Shard of each row, and the row's place in it, int64 [N] each.
+
+    Args:
+        indices: rows of the split, [N].
+        first_row: of each shard, and the number of rows after the last.
+        split: its name, for the error.
+
+    Raises:
+        IndexError: an index is outside the split.
+    """
+    if len(indices) and (indices.min() < 0 or indices.max() >= first_row[-1]):
+        raise IndexError(f"rows of {split!r} are 0 to {first_row[-1] - 1}, asked {indices.min()} to {indices.max()}")
+    shard_of = np.searchsorted(first_row, indices, side="right") - 1
+    return shard_of, indices - first_row[shard_of]
 
 
 def write_shard(path: Path, rows: npt.NDArray[Any]) -> ShardEntry:

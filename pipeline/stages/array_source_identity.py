@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline.data.array_identity import BUILTIN_DIGITS, builtin_identity, file_identity, is_npz
 from pipeline.errors import ParameterError
 from pipeline.stages.parameters import DataArraysParameters
-from pipeline.stages.user_module import is_function, module_digest
+from pipeline.stages.user_module import function_digest, is_function
 
 
 def digests(parameters: DataArraysParameters, project_root: Path) -> Mapping[str, str]:
@@ -29,5 +29,4 @@ def digests(parameters: DataArraysParameters, project_root: Path) -> Mapping[str
             f"source {source!r}: not a source of arrays",
             hint=f"allowed: {BUILTIN_DIGITS!r}, a path that ends with .npz, or module:function of the project",
         )
-    module, _, name = source.partition(":")
-    return {"source": f"{name} of sha256:{module_digest(module, project_root=project_root, where='source')}"}
+    return {"source": function_digest(source, project_root=project_root, where="source")}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.stages.parameters import TrainFsdpParameters
-from pipeline.stages.user_module import is_function, module_digest
+from pipeline.stages.user_module import function_digest, is_function
 
 
 def digests(parameters: TrainFsdpParameters, project_root: Path) -> Mapping[str, str]:
@@ -19,5 +19,4 @@ def digests(parameters: TrainFsdpParameters, project_root: Path) -> Mapping[str,
     """
     if not is_function(parameters.model):
         return {}
-    module, _, name = parameters.model.partition(":")
-    return {"model": f"{name} of sha256:{module_digest(module, project_root=project_root, where='model')}"}
+    return {"model": function_digest(parameters.model, project_root=project_root, where="model")}

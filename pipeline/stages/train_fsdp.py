@@ -99,7 +99,8 @@ def _config(context: StageContext[TrainFsdpParameters], dataset: PackedDataset |
     """The run's config.
 
     Raises:
-        ParameterError: the config file is wrong, or the kind of model is not that of the dataset.
+        ParameterError: the config file is wrong, the kind of model is not that of the dataset, or a parameter is set
+            that only a module of the user's own has.
     """
     parameters = context.parameters
     own, is_arrays = is_function(parameters.model), isinstance(dataset, ArrayDataset)
@@ -108,6 +109,11 @@ def _config(context: StageContext[TrainFsdpParameters], dataset: PackedDataset |
         raise ParameterError(
             f"model {parameters.model!r} is {'module:factory' if own else 'a config file'}, the dataset holds {held}",
             hint="a config file of transformers is trained on `data.text`, module:factory on `data.arrays`",
+        )
+    if not own and (parameters.model_arguments or parameters.loss != "cross_entropy"):
+        raise ParameterError(
+            f"model {parameters.model!r} is a config file, which has no factory and is trained by cross entropy",
+            hint="leave out `model_arguments` and `loss`; they are for module:factory",
         )
     model = parameters.model if own else read_model_config(context.project_root / parameters.model)
     return TrainConfig(model=model, **parameters.model_dump(exclude=NOT_CONFIG))

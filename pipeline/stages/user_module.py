@@ -36,6 +36,12 @@ def module_digest(name: str, *, project_root: Path, where: str) -> str:
     return sha256_of(_find_module(name, project_root, where=where))
 
 
+def function_digest(function: str, *, project_root: Path, where: str) -> str:
+    """What identifies `module:function`: its name, and the content of its module; see `module_digest`."""
+    module, _, name = function.partition(":")
+    return f"{name} of sha256:{module_digest(module, project_root=project_root, where=where)}"
+
+
 def _find_module(name: str, project_root: Path, *, where: str) -> Path:
     relative = Path(*name.split("."))
     for candidate in (project_root / relative.with_suffix(".py"), project_root / relative / "__init__.py"):

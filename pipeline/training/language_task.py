@@ -8,7 +8,6 @@ Shapes: B rows, T tokens, S = T + 1.
 
 import json
 from collections.abc import Mapping
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -41,11 +40,6 @@ class LanguageTask:
         check_fits(self._config, vocabulary_size=dataset.vocabulary_size, sequence_length=dataset.sequence_length)
 
     @property
-    def units_per_row(self) -> int:
-        """T."""
-        return self._dataset.sequence_length
-
-    @cached_property
     def companions(self) -> Mapping[str, bytes]:
         """`config.json` and `tokenizer.json`."""
         text = json.dumps(self._config.to_dict(), indent=2, sort_keys=True) + "\n"

@@ -36,25 +36,38 @@ def to_device(rows_BS: np.ndarray, worker: WorkerContext) -> tuple[torch.Tensor,
     return tokens_BS[:, :-1], tokens_BS[:, 1:]
 
 
+def held_out_rows(
+    num_rows: int, worker: WorkerContext, *, max_rows: int, micro_batch_rows: int
+) -> tuple[np.ndarray, int]:
+    """A rank's part of up to `max_rows` of the `num_rows` held-out rows, spread evenly.
+
+    Ranks run equally many forward passes (FSDP gathers in each), so the last ones are filled with rows that count for
+    nothing.
+
+    Returns:
+        int64 [passes * micro_batch_rows], and how many of them, from the first, count.
+    """
+    num_chosen = min(max_rows, num_rows)
+    chosen = np.linspace(0, num_rows - 1, num_chosen).round().astype(np.int64)
+    passes = -(-num_chosen // (worker.world_size * micro_batch_rows))
+    mine = chosen[worker.rank :: worker.world_size]
+    return np.resize(mine if len(mine) else chosen[:1], passes * micro_batch_rows), len(mine)
+
+
 @torch.no_grad()
 def validation_loss(
     model: nn.Module, dataset: TokenRows, worker: WorkerContext, *, max_rows: int, micro_batch_rows: int
 ) -> float:
-    """Mean cross entropy a token over up to `max_rows` held-out rows, spread evenly; the same on every rank.
-
-    Ranks run equally many forward passes (FSDP gathers in each), so the last ones are filled with ignored rows.
-    """
-    num_rows = min(max_rows, dataset.num_rows("validation"))
-    chosen = np.linspace(0, dataset.num_rows("validation") - 1, num_rows).round().astype(np.int64)
-    passes = -(-num_rows // (worker.world_size * micro_batch_rows))
-    mine = chosen[worker.rank :: worker.world_size]
-    padded = np.resize(mine if len(mine) else chosen[:1], passes * micro_batch_rows)
+    """Mean cross entropy a token over up to `max_rows` held-out rows, spread evenly; the same on every rank."""
+    padded, num_mine = held_out_rows(
+        dataset.num_rows("validation"), worker, max_rows=max_rows, micro_batch_rows=micro_batch_rows
+    )
     total = torch.zeros(2, dtype=torch.float64, device=worker.torch_device)
     model.eval()
     for first in range(0, len(padded), micro_batch_rows):
         inputs_BT, targets_BT = to_device(dataset.rows("validation", padded[first : first + micro_batch_rows]), worker)
         targets_BT = targets_BT.clone()  # inputs and targets share memory
-        targets_BT[max(0, len(mine) - first) :] = IGNORED
+        targets_BT[max(0, num_mine - first) :] = IGNORED
         total[0] += loss_sum(model, inputs_BT, targets_BT)
         total[1] += (targets_BT != IGNORED).sum()
     model.train()

@@ -7,9 +7,7 @@ Shapes: B rows, K classes; a target is [B, ...], logits are [B, K, ...].
 """
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -18,6 +16,7 @@ from pipeline.errors import ParameterError
 from pipeline.models.module_file import MODULE_FILE
 from pipeline.training.buffers import agree_on_buffers
 from pipeline.training.config import BatchPlan, TrainConfig
+from pipeline.training.loss import held_out_rows
 from pipeline.training.module_factory import build_module, module_file, output_of
 from pipeline.training.rows import ArrayRows, Examples
 from pipeline.training.task import Unit
@@ -28,7 +27,6 @@ class ModuleTask:
     """Classes or values from arrays; see `Task`."""
 
     unit: Unit = "example"
-    units_per_row = 1
 
     def __init__(self, config: TrainConfig, dataset: ArrayRows, *, project_root: str) -> None:
         """Take what was checked by `check_module`."""
@@ -38,7 +36,7 @@ class ModuleTask:
         self._dataset = dataset
         self._project_root = project_root
 
-    @cached_property
+    @property
     def companions(self) -> Mapping[str, bytes]:
         """`module.json`."""
         described = module_file(self._factory, arguments=self._config.model_arguments, dataset=self._dataset)
@@ -77,8 +75,8 @@ class ModuleTask:
 
     def loss_sum(self, model: nn.Module, rows: Examples, part: slice, worker: WorkerContext) -> torch.Tensor:
         """Sum over examples."""
-        losses_B, _ = self._judge(model, {name: array[part] for name, array in rows.items()}, worker)
-        return losses_B.sum()
+        output, target = self._forward(model, {name: array[part] for name, array in rows.items()}, worker)
+        return self._losses(output, target).sum()
 
     def settle(self, model: nn.Module, worker: WorkerContext) -> None:
         """Buffers become equal on all ranks."""
@@ -88,42 +86,38 @@ class ModuleTask:
     def validate(
         self, model: nn.Module, worker: WorkerContext, *, max_rows: int, micro_batch_rows: int
     ) -> dict[str, float]:
-        """`validation_loss`, and `validation_accuracy` where the target is a class.
-
-        Ranks run equally many forward passes (FSDP gathers in each), so the last ones are filled with rows that count
-        for nothing.
-        """
-        num_rows = min(max_rows, self._dataset.num_rows("validation"))
-        chosen = np.linspace(0, self._dataset.num_rows("validation") - 1, num_rows).round().astype(np.int64)
-        passes = -(-num_rows // (worker.world_size * micro_batch_rows))
-        mine = chosen[worker.rank :: worker.world_size]
-        padded = np.resize(mine if len(mine) else chosen[:1], passes * micro_batch_rows)
-        total = torch.zeros(2, dtype=torch.float64, device=worker.torch_device)
+        """`validation_loss`, and `validation_accuracy` where the target is a class."""
+        padded, num_mine = held_out_rows(
+            self._dataset.num_rows("validation"), worker, max_rows=max_rows, micro_batch_rows=micro_batch_rows
+        )
+        is_classes = self._dataset.num_classes is not None
+        total = torch.zeros(3, dtype=torch.float64, device=worker.torch_device)
         model.eval()
         for first in range(0, len(padded), micro_batch_rows):
             rows = self._dataset.rows("validation", padded[first : first + micro_batch_rows])
-            losses_B, right_B = self._judge(model, rows, worker)
-            num_real = max(0, min(micro_batch_rows, len(mine) - first))
-            total[0] += losses_B[:num_real].double().sum()
-            total[1] += right_B[:num_real].double().sum()
+            output, target = self._forward(model, rows, worker)
+            num_real = max(0, min(micro_batch_rows, num_mine - first))
+            total[0] += num_real
+            total[1] += self._losses(output, target)[:num_real].double().sum()
+            if is_classes:
+                total[2] += _mean_by_row((output.argmax(dim=1) == target).float())[:num_real].double().sum()
         model.train()
         dist.all_reduce(total)
-        loss, right = (total / num_rows).tolist()
-        accuracy = {} if self._dataset.num_classes is None else {"validation_accuracy": right}
-        return {"validation_loss": loss} | accuracy
+        count, loss, right = total.tolist()
+        accuracy = {"validation_accuracy": right / count} if is_classes else {}
+        return {"validation_loss": loss / count} | accuracy
 
-    def _judge(self, model: nn.Module, rows: Examples, worker: WorkerContext) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean loss of each example, and the share of its classes that is right (0 for values); float32 [B]."""
+    def _forward(self, model: nn.Module, rows: Examples, worker: WorkerContext) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits or values in float32, and the target."""
         placed = {name: torch.from_numpy(array).to(worker.torch_device) for name, array in rows.items()}
         target = placed.pop(self._dataset.target)
-        output = output_of(self._factory, model(**placed)).float()
+        return output_of(self._factory, model(**placed)).float(), target
+
+    def _losses(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Mean loss of each example, float32 [B]."""
         if self._config.loss == "cross_entropy":
-            losses = nn.functional.cross_entropy(output, target, reduction="none")
-            right = (output.argmax(dim=1) == target).float()
-        else:
-            losses = nn.functional.mse_loss(output, target, reduction="none")
-            right = torch.zeros_like(losses)
-        return _mean_by_row(losses), _mean_by_row(right)
+            return _mean_by_row(nn.functional.cross_entropy(output, target, reduction="none"))
+        return _mean_by_row(nn.functional.mse_loss(output, target, reduction="none"))
 
 
 def check_supported(config: TrainConfig) -> None:

@@ -29,11 +29,6 @@ class Task(Protocol):
         ...
 
     @property
-    def units_per_row(self) -> int:
-        """Units in one row of the dataset."""
-        ...
-
-    @property
     def companions(self) -> Mapping[str, bytes]:
         """Files that are kept beside every checkpoint, by name."""
         ...

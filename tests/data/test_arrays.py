@@ -153,13 +153,17 @@ def test_npz_files_and_functions_are_sources(tmp_path: Path, monkeypatch) -> Non
     np.savez(tmp_path / "objects.npz", x=np.array([{}, 1], dtype=object))
     with pytest.raises(ParameterError, match=r"cannot be read as an \.npz file"):
         read_arrays("objects.npz", arguments={}, project_root=tmp_path)
-    (tmp_path / "own_arrays.py").write_text("def make(num):\n    return {'x': [[1.0]] * num, 'labels': [0] * num}\n")
+    (tmp_path / "own_arrays.py").write_text(
+        "def make(num):\n    return {'x': [[1.0]] * num, 'labels': [0] * num}\ndef wrong():\n    return 1 + ''\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert len(read_arrays("own_arrays:make", arguments={"num": 5}, project_root=tmp_path)["x"]) == 5
     for source, arguments, words in (
-        ("own_arrays:make", {"nume": 5}, "unexpected keyword"),
+        ("own_arrays:make", {"num": 5, "nume": 5}, "unexpected keyword"),
         ("own_arrays:mak", {}, "cannot be imported"),
         ("no_such_module:make", {}, "cannot be imported"),
     ):
         with pytest.raises(ParameterError, match=words):
             read_arrays(source, arguments=arguments, project_root=tmp_path)
+    with pytest.raises(TypeError):  # a mistake of the function is not one of its arguments
+        read_arrays("own_arrays:wrong", arguments={}, project_root=tmp_path)

@@ -113,7 +113,7 @@ def test_a_missing_file_is_named(dataset: Path, name: str) -> None:
         PackedDataset.open(dataset)
 
 
-@pytest.mark.parametrize("damage", ["{not json", '{"schema": 99}', '{"schema": 1, "splits": {}}'])
+@pytest.mark.parametrize("damage", ["{not json", "[]", '{"schema": 99}', '{"schema": 1, "splits": {}}'])
 def test_a_damaged_manifest_is_an_artifact_error(dataset: Path, damage: str) -> None:
     (dataset / "manifest.json").write_text(damage)
     with pytest.raises(ArtifactError, match=r"manifest\.json"):

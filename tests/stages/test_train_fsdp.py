@@ -96,6 +96,8 @@ def test_it_hands_on_the_final_committed_checkpoint(ray_cluster, train_context, 
         ({"model": MODEL | {"vocab_size": 250}}, "the dataset's vocabulary has 300 tokens, the model's vocab_size is"),
         ({"model": MODEL | {"max_position_embeddings": 16}}, "max_position_embeddings is 16"),
         ({"model": MODEL | {"model_type": "lama"}}, "did you mean 'llama'"),
+        ({"model_arguments": {"width": 3}}, "is a config file, which has no factory"),
+        ({"loss": "mean_squared_error"}, "is trained by cross entropy"),
     ],
 )
 def test_what_cannot_work_is_refused_before_a_worker_starts(
