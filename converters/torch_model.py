@@ -21,9 +21,7 @@ from converters.readers import open_source
 from converters.source import CheckpointSource
 from converters.wrappers import canonical_names
 from pipeline.errors import ConversionError
-
-POOLER_KEY = "add_pooling_layer"
-"""In `config.json` of a base model that was saved without its pooler; transformers takes it as an argument."""
+from pipeline.models.encoders.config_fields import POOLER_KEY
 
 
 def load_torch_model(checkpoint: Path, *, rounding: Mapping[str, str] | None = None) -> PreTrainedModel:
@@ -55,7 +53,7 @@ def load_torch_model(checkpoint: Path, *, rounding: Mapping[str, str] | None = N
             attn_implementation="eager",
             ignore_mismatched_sizes=True,
             output_loading_info=True,
-            **_arguments(kind, config),
+            **class_arguments(kind, config),
         )
     complaints = [
         f"  {name}: checkpoint has shape {tuple(found)}, torch model {tuple(wanted)}"
@@ -88,7 +86,8 @@ def model_class(config: Mapping[str, Any]) -> type[PreTrainedModel]:
     return found
 
 
-def _arguments(kind: type[PreTrainedModel], config: Mapping[str, Any]) -> dict[str, Any]:
+def class_arguments(kind: type[PreTrainedModel], config: Mapping[str, Any]) -> dict[str, Any]:
+    """What `config.json` says that the class takes as arguments of its own and not in its config."""
     takes_it = POOLER_KEY in inspect.signature(kind.__init__).parameters
     return {POOLER_KEY: bool(config[POOLER_KEY])} if takes_it and POOLER_KEY in config else {}
 

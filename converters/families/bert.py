@@ -72,29 +72,12 @@ def _head(
     config: BertConfig, *, words: str, parts: tuple[str, str]
 ) -> tuple[list[Rule], tuple[Tie, ...], tuple[str, ...]]:
     """Rules, ties and carried tensors of the head."""
-    is_bert = config.model_type == "bert"
     match config.head:
         case BertHead.NONE:
             return [], (), ()
-        case BertHead.MASKED_LM if is_bert:
-            return _masked_lm(
-                "cls.predictions",
-                dense="transform.dense",
-                norm="transform.LayerNorm",
-                parts=parts,
-                words=words,
-                is_tied=config.tie_word_embeddings,
-            )
         case BertHead.MASKED_LM:
-            return _masked_lm(
-                "lm_head",
-                dense="dense",
-                norm="layer_norm",
-                parts=_PARTS,
-                words=words,
-                is_tied=config.tie_word_embeddings,
-            )
-        case BertHead.SEQUENCE if not is_bert:
+            return _masked_lm(config, words=words, parts=parts)
+        case BertHead.SEQUENCE if config.model_type != "bert":
             names = ("classifier.dense", "classifier.out_proj")
             return [rule for name in names for rule in linear(name, name)], (), ()
         case BertHead.SEQUENCE | BertHead.TOKEN:
@@ -104,15 +87,19 @@ def _head(
 
 
 def _masked_lm(
-    head: str, *, dense: str, norm: str, parts: tuple[str, str], words: str, is_tied: bool
+    config: BertConfig, *, words: str, parts: tuple[str, str]
 ) -> tuple[list[Rule], tuple[Tie, ...], tuple[str, ...]]:
+    if config.model_type == "bert":
+        head, dense, norm = "cls.predictions", "transform.dense", "transform.LayerNorm"
+    else:
+        head, dense, norm, parts = "lm_head", "dense", "layer_norm", _PARTS
     rules = [
         *linear(f"{head}.{dense}", "lm_head.dense"),
         *layer_norm(f"{head}.{norm}", "lm_head.norm", parts=parts),
     ]
     carried: tuple[str, ...] = ("cls.seq_relationship.{part:word}",)
     decoder, bias = f"{head}.decoder", f"{head}.bias"
-    if is_tied:
+    if config.tie_word_embeddings:
         ties = (Tie(tensor=f"{decoder}.weight", same_as=words), Tie(tensor=f"{decoder}.bias", same_as=bias))
         return [*rules, Rule.one(bias, "lm_head.bias")], ties, carried
     # Untied, torch adds the decoder's own bias and never reads the other.

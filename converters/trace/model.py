@@ -6,7 +6,6 @@ eager attention, without a cache and with experts as batched products, because o
 every input.
 """
 
-import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from converters.torch_model import POOLER_KEY, model_class
+from converters.torch_model import class_arguments, model_class
 from converters.trace.examples import Examples, module_examples, transformers_examples
 from pipeline.errors import ArtifactError, ConversionError
 from pipeline.models.config_file import CONFIG_FILE, read_config
@@ -78,13 +77,11 @@ def transformers_module(config: Mapping[str, Any], *, dtype: torch.dtype = torch
         ConversionError: transformers has no such model, or its class refuses the config.
     """
     kind = model_class(config)
-    takes_pooler = POOLER_KEY in config and POOLER_KEY in inspect.signature(kind.__init__).parameters
-    arguments = {POOLER_KEY: bool(config[POOLER_KEY])} if takes_pooler else {}
     try:
         parsed = AutoConfig.for_model(**dict(config))
         prepare(parsed)
         with no_init_weights():
-            module = kind._from_config(parsed, dtype=dtype, **arguments)
+            module = kind._from_config(parsed, dtype=dtype, **class_arguments(kind, config))
     except (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError) as error:
         raise ConversionError(f"{CONFIG_FILE}: transformers cannot build {kind.__name__}: {error}") from error
     module.tie_weights()

@@ -20,7 +20,7 @@ from flax import nnx
 from numpy.typing import NDArray
 
 from pipeline.errors import ArtifactError
-from pipeline.models.description import ModelDescription, leaf_dtype
+from pipeline.models.description import ModelDescription
 from pipeline.models.parameter_reader import StoredParameters
 from pipeline.models.parameter_writer import AnnouncedLeaf, Piece, write_parameters
 from pipeline.models.placement import Placement, put
@@ -144,12 +144,13 @@ def _assembled(
 
 
 def _as_jax_keeps(name: str, leaf: Any, dtype: str | None) -> NDArray[Any]:
-    """The leaf in the dtype that jax holds it in.
+    """The leaf in the dtype that jax holds it in: `dtype` where it is a float, its own where it counts or masks.
 
     Raises:
         ArtifactError: a counter is too large for jax's integers.
     """
-    wanted = np.dtype(leaf_dtype(leaf.dtype, dtype) or leaf.dtype)
+    is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+    wanted = np.dtype(dtype if is_float and dtype is not None else leaf.dtype)
     kept = jax.dtypes.canonicalize_dtype(wanted)  # 64 bits become 32 unless jax is told otherwise
     cast = np.asarray(leaf).astype(kept, copy=False)
     if jnp.issubdtype(kept, jnp.integer) and not np.array_equal(cast, leaf):

@@ -12,7 +12,6 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 import jax
-import numpy as np
 from flax import nnx
 from numpy.typing import NDArray
 
@@ -66,9 +65,3 @@ class ModelDescription(Protocol):
     def forward(self, module: nnx.Module, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
         """Run `module` on `inputs` in evaluation mode; float outputs by torch's name. May be jitted by the caller."""
         ...
-
-
-def leaf_dtype(dtype: np.dtype[Any], wanted: str | None) -> str | None:
-    """The dtype a leaf is loaded in: `wanted` where it is a float, its own where it counts or masks."""
-    is_float = jax.numpy.issubdtype(dtype, jax.numpy.floating)
-    return wanted if is_float else None

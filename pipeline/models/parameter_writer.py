@@ -137,11 +137,13 @@ class _StreamingHandler(ocp.type_handlers.NumpyHandler):
 def _batched(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     """Pieces in their order; small ones together, a large one alone."""
     batch: list[Piece] = []
+    num_bytes = 0
     for piece in pieces:
-        if batch and sum(piece.num_bytes for piece in (*batch, piece)) > _BATCH_BYTES:
+        if batch and num_bytes + piece.num_bytes > _BATCH_BYTES:
             yield batch
-            batch = []
+            batch, num_bytes = [], 0
         batch.append(piece)
+        num_bytes += piece.num_bytes
     if batch:
         yield batch
 

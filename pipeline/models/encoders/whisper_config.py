@@ -43,18 +43,15 @@ class WhisperConfig:
         fields = ConfigFields(config)
         fields.architecture(ARCHITECTURES)
         size = fields.size("d_model", 384)
-        heads = {name: fields.size(name, 6) for name in ("encoder_attention_heads", "decoder_attention_heads")}
-        for name, num in heads.items():
-            fields.require(size % num == 0, f"d_model {size} is no multiple of {name} {num}")
         parsed = cls(
             vocab_size=fields.size("vocab_size", 51865),
             num_mel_bins=fields.size("num_mel_bins", 80),
             d_model=size,
             encoder_layers=fields.size("encoder_layers", 4),
-            encoder_attention_heads=heads["encoder_attention_heads"],
+            encoder_attention_heads=fields.heads("encoder_attention_heads", 6, of="d_model", size=size),
             encoder_ffn_dim=fields.size("encoder_ffn_dim", 1536),
             decoder_layers=fields.size("decoder_layers", 4),
-            decoder_attention_heads=heads["decoder_attention_heads"],
+            decoder_attention_heads=fields.heads("decoder_attention_heads", 6, of="d_model", size=size),
             decoder_ffn_dim=fields.size("decoder_ffn_dim", 1536),
             activation_function=fields.activation("activation_function", default="gelu"),
             max_source_positions=fields.size("max_source_positions", 1500),
