@@ -21,7 +21,7 @@ from pipeline.serving.batch_client import ask
 from pipeline.serving.batch_request import BatchRequest, Row
 from pipeline.serving.completion_request import Encoder
 from pipeline.serving.embedding_request import EmbeddingModel, EmbeddingRequest, parse_embedding
-from pipeline.serving.engine import EngineUnavailable
+from pipeline.serving.engine_thread import EngineUnavailable
 from pipeline.serving.http_routes import aside, make_application, read_body, unavailable, until_disconnect
 from pipeline.serving.json_body import Rejected
 from pipeline.serving.micro_batcher import MicroBatcher
@@ -66,7 +66,7 @@ async def _embeddings(request: Request) -> Response:
         return parse_embedding(body, model=surface.model, encoder=surface.encoder)
 
     parsed = await aside(judge, num_bytes=len(body))
-    asked = BatchRequest(request_id=f"embd-{uuid.uuid4().hex}", rows=[token_row(tokens) for tokens in parsed.texts])
+    asked = BatchRequest(request_id=f"embd-{uuid.uuid4().hex}", rows=[_token_row(tokens) for tokens in parsed.texts])
     try:
         answer = await until_disconnect(request, ask(surface.engine, asked))
     except EngineUnavailable as error:
@@ -91,7 +91,7 @@ async def _embeddings(request: Request) -> Response:
     )
 
 
-def token_row(tokens: tuple[int, ...]) -> Row:
+def _token_row(tokens: tuple[int, ...]) -> Row:
     """A text as a row: its tokens, and a mask that padding leaves at 0."""
     ids = np.asarray(tokens, np.int32)
     return Row(inputs={"input_ids": ids, "attention_mask": np.ones_like(ids)}, length=len(tokens))

@@ -6,7 +6,6 @@ wrong inside one request ends that request alone, while a failing device ends th
 """
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,16 +13,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.serving.buckets import Buckets
-from pipeline.serving.compile_watch import CompileWatch
 from pipeline.serving.completion_text import Completion, Sink
 from pipeline.serving.detokenizer import Decoder
+from pipeline.serving.engine_thread import EngineThread, EngineUnavailable
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.request import Chunk, FinishReason, Request, Sampling
 from pipeline.serving.scheduler import Decode, Limits, Prefill, Progress, Scheduler
 
 _LOG = logging.getLogger(__name__)
-STALL_SECONDS = 60.0
-"""Work waits and no step ends for so long: the engine is unhealthy."""
 
 
 class Executor(Protocol):
@@ -47,21 +44,6 @@ class Executor(Protocol):
         ...
 
 
-class EngineUnavailable(Exception):  # noqa: N818 - a state, not a fault of the caller
-    """The engine takes no request now: it starts, drains, is full or has failed."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineStatus:
-    """For health checks."""
-
-    is_ready: bool
-    failure: str | None
-    num_running: int
-    num_waiting: int
-    num_compiles_while_serving: int
-
-
 @dataclass(frozen=True, slots=True)
 class _Submit:
     request: Request
@@ -75,44 +57,27 @@ class _Cancel:
     reason: str
 
 
-class Engine:
+class Engine(EngineThread):
     """Continuous batching over one executor."""
 
     def __init__(
         self, executor: Executor, *, decoder: Decoder, limits: Limits, metrics: Metrics, strict: bool = False
     ) -> None:
         """`strict` makes a compile after warm-up end the engine."""
+        super().__init__(
+            "engine",
+            warm_up=executor.warm_up,
+            num_executables=executor.buckets.num_executables,
+            metrics=metrics,
+            strict=strict,
+        )
         self.limits = limits
-        self.metrics = metrics
-        self.warm_up_seconds = 0.0
         self._executor = executor
         self._decoder = decoder
-        self._strict = strict
         self._scheduler = Scheduler(limits, buckets=executor.buckets)
         self._completions: dict[str, Completion] = {}
         self._commands: deque[_Submit | _Cancel] = deque()
-        self._wake = threading.Condition()
-        self._ready = threading.Event()
-        self._is_draining = False
-        self._is_stopping = False
-        self._failure: str | None = None
-        self._last_step_at = time.monotonic()
-        self._watch = CompileWatch()
         self._outgoing: dict[Sink, list[Chunk]] = {}
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-
-    def start(self, *, timeout_seconds: float | None = None) -> None:
-        """Start the thread and wait until it is warm.
-
-        Raises:
-            EngineUnavailable: warm-up failed or took longer than `timeout_seconds`.
-        """
-        self._thread.start()
-        self._ready.wait(timeout_seconds)
-        if self._failure is not None:
-            raise EngineUnavailable(self._failure)
-        if not self._ready.is_set():
-            raise EngineUnavailable(f"the engine is not warm after {timeout_seconds:g} s")
 
     def submit(self, request: Request, *, sink: Sink) -> None:
         """Queue a request; chunks go to `sink`, the last one with `finish`.
@@ -121,10 +86,7 @@ class Engine:
             EngineUnavailable: it starts, drains, is full or has failed.
         """
         with self._wake:
-            if self._failure is not None:
-                raise EngineUnavailable(self._failure)
-            if self._is_draining or not self._ready.is_set():
-                raise EngineUnavailable("the server is starting or shutting down")
+            self._check_is_open()
             if self._scheduler.num_waiting + len(self._commands) >= self.limits.max_waiting:
                 raise EngineUnavailable(f"{self.limits.max_waiting} requests wait already")
             self._commands.append(_Submit(request, sink, time.monotonic()))
@@ -136,34 +98,6 @@ class Engine:
             self._commands.append(_Cancel(request_id, reason))
             self._wake.notify()
 
-    def stop(self, *, drain_seconds: float) -> None:
-        """Take nothing new, let what runs finish for so long, abort the rest, end the thread."""
-        with self._wake:
-            self._is_draining = True
-            self._wake.notify()
-        deadline = time.monotonic() + drain_seconds
-        while self._is_busy() and time.monotonic() < deadline and self._thread.is_alive():
-            time.sleep(0.01)
-        with self._wake:
-            self._is_stopping = True
-            self._wake.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout=STALL_SECONDS)
-
-    def status(self) -> EngineStatus:
-        """What a health check wants to know."""
-        failure = self._failure
-        waited = time.monotonic() - self._last_step_at
-        if failure is None and self._ready.is_set() and self._is_busy() and waited > STALL_SECONDS:
-            failure = f"no step ended for {waited:.0f} s while requests wait"
-        return EngineStatus(
-            is_ready=self._ready.is_set() and failure is None and not self._is_draining,
-            failure=failure,
-            num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
-            num_compiles_while_serving=self._watch.count,
-        )
-
     def why_unbalanced(self) -> str | None:
         """What is wrong with the slot accounting of an idle engine, or None."""
         if self._completions or self._scheduler.has_work:
@@ -173,23 +107,17 @@ class Engine:
     def _is_busy(self) -> bool:
         return bool(self._commands) or self._scheduler.has_work
 
-    def _run(self) -> None:
-        try:
-            self.warm_up_seconds = self._executor.warm_up(
-                on_progress=lambda done, total: _LOG.info("compiled %d of %d", done, total)
-            )
-            self.metrics.count("compile_events_total", self._executor.buckets.num_executables, label="warmup")
-            self._watch.start()
-            self._ready.set()
-            while self._wait_for_work():
-                self._step()
-        except Exception as error:  # the thread's boundary: whatever it is, requests must not hang
-            _LOG.exception("the engine failed")
-            self._failure = f"the engine failed: {type(error).__name__}: {error}"
-        finally:
-            self._abort_all()
-            self._ready.set()
-            self._watch.stop()
+    @property
+    def _num_running(self) -> int:
+        return self._scheduler.num_running
+
+    @property
+    def _num_waiting(self) -> int:
+        return self._scheduler.num_waiting
+
+    def _serve(self) -> None:
+        while self._wait_for_work():
+            self._step()
 
     def _wait_for_work(self) -> bool:
         with self._wake:
@@ -292,15 +220,6 @@ class Engine:
         self._deliver()
 
     def _publish_load(self) -> None:
-        self.metrics.gauge("num_requests_running", self._scheduler.num_running)
-        self.metrics.gauge("num_requests_waiting", self._scheduler.num_waiting)
+        super()._publish_load()
         capacity = self.limits.slots * self.limits.context
         self.metrics.gauge("kv_cache_usage_perc", self._scheduler.num_cached_tokens / capacity)
-
-    def _check_compiles(self) -> None:
-        new = self._watch.count - int(self.metrics.value("compile_events_total", label="serving"))
-        if new > 0:
-            self.metrics.count("compile_events_total", new, label="serving")
-            _LOG.error("%d compiles while serving; a shape is missing from warm-up", new)
-            if self._strict:
-                raise RuntimeError(f"{new} compiles after warm-up")

@@ -24,7 +24,8 @@ from pipeline.serving import request as engine_request
 from pipeline.serving.async_client import AsyncClient
 from pipeline.serving.completion_request import CompletionRequest, Encoder, ServedModel, parse_completion
 from pipeline.serving.detokenizer import Decoder
-from pipeline.serving.engine import Engine, EngineUnavailable
+from pipeline.serving.engine import Engine
+from pipeline.serving.engine_thread import EngineUnavailable
 from pipeline.serving.http_routes import make_application, read_body, unavailable, until_disconnect
 from pipeline.serving.json_body import Rejected
 from pipeline.serving.request import Chunk, FinishReason

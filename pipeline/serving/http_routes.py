@@ -16,9 +16,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from pipeline.serving.engine import EngineStatus
+from pipeline.serving.engine_thread import EngineThread
 from pipeline.serving.json_body import Rejected
-from pipeline.serving.metrics import Metrics
 
 MAX_BODY_BYTES = 4 * 2**20
 RETRY_AFTER_SECONDS = "1"
@@ -27,28 +26,11 @@ _BYTES_AT_ONCE = 64 * 2**10
 ResultT = TypeVar("ResultT")
 
 
-class Worker(Protocol):
-    """The thread that owns the device: the engine or the micro-batcher."""
-
-    @property
-    def metrics(self) -> Metrics:
-        """Of the replica."""
-        ...
-
-    def status(self) -> EngineStatus:
-        """What a health check wants to know."""
-        ...
-
-    def stop(self, *, drain_seconds: float) -> None:
-        """Take nothing new, let what runs finish for so long, end."""
-        ...
-
-
 class Surface(Protocol):
     """What the common routes answer from."""
 
     @property
-    def engine(self) -> Worker:
+    def engine(self) -> EngineThread:
         """Where the work is done."""
         ...
 

@@ -7,7 +7,6 @@ after several failures in a row the device is taken to be broken, and the batche
 """
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pipeline.serving.batch_request import Arrays, BatchAnswer, BatchRequest, Row, Sink
-from pipeline.serving.compile_watch import CompileWatch
-from pipeline.serving.engine import STALL_SECONDS, EngineStatus, EngineUnavailable
+from pipeline.serving.engine_thread import EngineThread, EngineUnavailable
 from pipeline.serving.metrics import Metrics
 
 _LOG = logging.getLogger(__name__)
@@ -103,40 +101,23 @@ class _Queue:
         return taken
 
 
-class MicroBatcher:
+class MicroBatcher(EngineThread):
     """Dynamic batching over one executor."""
 
     def __init__(self, executor: BatchExecutor, *, limits: BatchLimits, metrics: Metrics, strict: bool = False) -> None:
         """`strict` makes a compile after warm-up end the batcher."""
+        super().__init__(
+            "micro-batcher",
+            warm_up=executor.warm_up,
+            num_executables=executor.num_executables,
+            metrics=metrics,
+            strict=strict,
+        )
         self.limits = limits
-        self.metrics = metrics
-        self.warm_up_seconds = 0.0
         self._executor = executor
-        self._strict = strict
         self._queue = _Queue()
-        self._wake = threading.Condition()
-        self._ready = threading.Event()
-        self._is_draining = False
-        self._is_stopping = False
-        self._failure: str | None = None
-        self._num_running = 0
+        self._batch: list[_Item] = []
         self._num_failures = 0
-        self._last_batch_at = time.monotonic()
-        self._watch = CompileWatch()
-        self._thread = threading.Thread(target=self._run, name="micro-batcher", daemon=True)
-
-    def start(self, *, timeout_seconds: float | None = None) -> None:
-        """Start the thread and wait until it is warm.
-
-        Raises:
-            EngineUnavailable: warm-up failed or took longer than `timeout_seconds`.
-        """
-        self._thread.start()
-        self._ready.wait(timeout_seconds)
-        if self._failure is not None:
-            raise EngineUnavailable(self._failure)
-        if not self._ready.is_set():
-            raise EngineUnavailable(f"the micro-batcher is not warm after {timeout_seconds:g} s")
 
     def submit(self, request: BatchRequest, *, sink: Sink) -> None:
         """Queue a request; `sink` gets its answer once.
@@ -145,10 +126,7 @@ class MicroBatcher:
             EngineUnavailable: it starts, drains, is full or has failed.
         """
         with self._wake:
-            if self._failure is not None:
-                raise EngineUnavailable(self._failure)
-            if self._is_draining or not self._ready.is_set():
-                raise EngineUnavailable("the server is starting or shutting down")
+            self._check_is_open()
             if len(self._queue.items) + len(request.rows) > self.limits.max_waiting_rows:
                 raise EngineUnavailable(f"{len(self._queue.items)} of {self.limits.max_waiting_rows} rows wait already")
             job = _Job(request=request, sink=sink, arrived_at=time.monotonic(), results=[None] * len(request.rows))
@@ -164,64 +142,30 @@ class MicroBatcher:
                 job.is_cancelled = True
                 self.metrics.count("aborted_requests_total", label="client")
 
-    def stop(self, *, drain_seconds: float) -> None:
-        """Take nothing new, let what waits finish for so long, refuse the rest, end the thread."""
-        with self._wake:
-            self._is_draining = True
-            self._wake.notify()
-        deadline = time.monotonic() + drain_seconds
-        while self._is_busy() and time.monotonic() < deadline and self._thread.is_alive():
-            time.sleep(0.01)
-        with self._wake:
-            self._is_stopping = True
-            self._wake.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout=STALL_SECONDS)
+    @property
+    def _num_running(self) -> int:
+        return len(self._batch)
 
-    def status(self) -> EngineStatus:
-        """What a health check wants to know."""
-        failure = self._failure
-        waited = time.monotonic() - self._last_batch_at
-        if failure is None and self._ready.is_set() and self._is_busy() and waited > STALL_SECONDS:
-            failure = f"no batch ended for {waited:.0f} s while requests wait"
-        return EngineStatus(
-            is_ready=self._ready.is_set() and failure is None and not self._is_draining,
-            failure=failure,
-            num_running=self._num_running,
-            num_waiting=len(self._queue.items),
-            num_compiles_while_serving=self._watch.count,
-        )
+    @property
+    def _num_waiting(self) -> int:
+        return len(self._queue.items)
 
     def _is_busy(self) -> bool:
-        return bool(self._queue.items) or self._num_running > 0
+        return bool(self._queue.items or self._batch)
 
-    def _run(self) -> None:
-        try:
-            self.warm_up_seconds = self._executor.warm_up(
-                on_progress=lambda done, total: _LOG.info("compiled %d of %d", done, total)
-            )
-            self.metrics.count("compile_events_total", self._executor.num_executables, label="warmup")
-            self._watch.start()
-            self._ready.set()
-            while (batch := self._gather()) is not None:
-                self._work(batch)
-        except Exception as error:  # the thread's boundary: whatever it is, requests must not hang
-            _LOG.exception("the micro-batcher failed")
-            self._failure = f"the micro-batcher failed: {type(error).__name__}: {error}"
-        finally:
-            self._abort_all()
-            self._ready.set()
-            self._watch.stop()
+    def _serve(self) -> None:
+        while (batch := self._gather()) is not None:
+            self._work(batch)
 
     def _gather(self) -> list[_Item] | None:
         """The next batch, after its wait for company; None at the end."""
         limits = self.limits
         with self._wake:
             while not self._queue.items and not self._is_stopping:
-                self._publish()
+                self._publish_load()
                 self._wake.wait()
             if not self._is_stopping:
-                self._last_batch_at = time.monotonic()  # idle time is no stall
+                self._last_step_at = time.monotonic()  # idle time is no stall
                 # From the arrival of the oldest: a row that already waited for the batch before runs at once.
                 until = self._queue.items[0].job.arrived_at + limits.wait_seconds
                 while len(self._queue.items) < limits.max_batch_rows and not (self._is_draining or self._is_stopping):
@@ -231,10 +175,9 @@ class MicroBatcher:
                     self._wake.wait(left)
             if self._is_stopping:
                 return None
-            batch = self._queue.take(max_rows=limits.max_batch_rows, bucket=self._executor.bucket)
-            self._num_running = len(batch)
-            self._publish()
-        return batch
+            self._batch = self._queue.take(max_rows=limits.max_batch_rows, bucket=self._executor.bucket)
+            self._publish_load()
+        return self._batch
 
     def _work(self, batch: list[_Item]) -> None:
         if batch:
@@ -244,8 +187,8 @@ class MicroBatcher:
                     job.has_started = True
                     self.metrics.observe("request_queue_time_seconds", now - job.arrived_at)
             self._execute(batch)
-        self._num_running = 0
-        self._last_batch_at = time.monotonic()
+        self._batch = []
+        self._last_step_at = time.monotonic()
         self._check_compiles()
 
     def _execute(self, batch: list[_Item]) -> None:
@@ -305,18 +248,6 @@ class MicroBatcher:
             jobs = list(self._queue.jobs.values())
         for job in jobs:
             self._finish(job, error=self._failure or "the server shut down")
-
-    def _publish(self) -> None:
-        self.metrics.gauge("num_requests_running", self._num_running)
-        self.metrics.gauge("num_requests_waiting", len(self._queue.items))
-
-    def _check_compiles(self) -> None:
-        new = self._watch.count - int(self.metrics.value("compile_events_total", label="serving"))
-        if new > 0:
-            self.metrics.count("compile_events_total", new, label="serving")
-            _LOG.error("%d compiles while serving; a shape is missing from warm-up", new)
-            if self._strict:
-                raise RuntimeError(f"{new} compiles after warm-up")
 
 
 def _jobs(batch: Sequence[_Item]) -> list[_Job]:

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from pipeline.serving.batch_client import ask
 from pipeline.serving.batch_request import BatchRequest, Row
-from pipeline.serving.engine import EngineUnavailable
+from pipeline.serving.engine_thread import EngineUnavailable
 from pipeline.serving.http_routes import aside, make_application, read_body, unavailable, until_disconnect
 from pipeline.serving.json_body import Rejected
 from pipeline.serving.micro_batcher import MicroBatcher

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from pipeline.models.description import ModelDescription
 from pipeline.serving.device import Placement
-from pipeline.serving.http_routes import Worker
+from pipeline.serving.engine_thread import EngineThread
 from pipeline.serving.replica_settings import ReplicaSettings
 
 
@@ -35,7 +35,7 @@ class LoadedModel:
 class ServedModel:
     """Compiled, with its thread running."""
 
-    engine: Worker
+    engine: EngineThread
     endpoint: str
     """What it answers: `completions`, `embeddings` or `predict`."""
     facts: Mapping[str, Any]

@@ -12,7 +12,8 @@ import pytest
 from flax import nnx
 
 from pipeline.serving.buckets import Buckets
-from pipeline.serving.engine import Engine, EngineUnavailable
+from pipeline.serving.engine import Engine
+from pipeline.serving.engine_thread import EngineUnavailable
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.request import FinishReason, Request, Sampling
 

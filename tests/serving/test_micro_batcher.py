@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.serving.batch_client import ask
 from pipeline.serving.batch_request import BatchAnswer, BatchRequest, Row
-from pipeline.serving.engine import EngineUnavailable
+from pipeline.serving.engine_thread import EngineUnavailable
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.micro_batcher import MAX_FAILURES_IN_A_ROW, BatchLimits, MicroBatcher
 
