@@ -68,18 +68,20 @@ def score_arrays(
     losses: list[float] = []
     accuracies: list[float] = []
     confusion = None if num_classes is None else np.zeros((num_classes, num_classes), np.int64)
+    total = 0.0
     for start in range(0, len(rows), batch_rows):
         arrays = read(rows[start : start + batch_rows])
         targets = arrays[target]
         outputs = predict({name: array for name, array in arrays.items() if name != target})
         if confusion is None:
-            losses += _squared(outputs, targets)
+            found = _squared(outputs, targets)
         else:
             found, right = _classified(outputs, targets, confusion=confusion)
-            losses += found
             accuracies += right
+        losses += found
+        total += math.fsum(found)
         if progress is not None:
-            progress(len(losses), math.fsum(losses) / len(losses))
+            progress(len(losses), total / len(losses))
     return ArrayScores(losses=tuple(losses), accuracies=tuple(accuracies), confusion=confusion)
 
 

@@ -31,10 +31,10 @@ class Buckets:
         Attention lengths double for decode, where they cost time at every token, and quadruple for prefill.
         """
         return cls(
-            decode_batches=_steps(1, slots, factor=8),
-            decode_attention=_steps(min(smallest_attention, context), context, factor=2),
-            chunks=_steps(min(SMALLEST_CHUNK, chunk_tokens), chunk_tokens, factor=4),
-            prefill_attention=_steps(min(smallest_attention, context), context, factor=4),
+            decode_batches=steps(1, slots, factor=8),
+            decode_attention=steps(min(smallest_attention, context), context, factor=2),
+            chunks=steps(min(SMALLEST_CHUNK, chunk_tokens), chunk_tokens, factor=4),
+            prefill_attention=steps(min(smallest_attention, context), context, factor=4),
         )
 
     @property
@@ -57,7 +57,8 @@ def smallest_fit(needed: int, sizes: Sequence[int]) -> int:
     raise ValueError(f"{needed} does not fit into any bucket of {tuple(sizes)}")
 
 
-def _steps(first: int, last: int, *, factor: int) -> tuple[int, ...]:
+def steps(first: int, last: int, *, factor: int) -> tuple[int, ...]:
+    """`first`, each `factor` times the one before, and `last`."""
     sizes = []
     size = first
     while size < last:

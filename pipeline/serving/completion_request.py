@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pipeline.serving.json_body import Fields, Rejected, check_model, json_object, shown
+from pipeline.serving.json_body import Fields, Rejected, check_model, is_tokens, json_object, shown
 from pipeline.serving.request import MAX_STOP_IDS, Sampling
 
 MAX_CHOICES = 128
@@ -174,17 +174,7 @@ def _stops(reader: Fields) -> tuple[str, ...]:
 
 
 def _prompts(reader: Fields, *, model: ServedModel, encoder: Encoder) -> tuple[Prompt, ...]:
-    value = reader.fields.get("prompt")
-    if value is None:
-        reader.complain("prompt", "missing")
-        return ()
-    given = [value] if isinstance(value, str) or _is_tokens(value) else value
-    if not isinstance(given, list) or not given:
-        reader.complain("prompt", f"must be a string, a list of strings, or tokens, found {shown(value)}")
-        return ()
-    if len(given) > MAX_CHOICES:
-        reader.complain("prompt", f"has {len(given)} prompts, {MAX_CHOICES} are allowed")
-        return ()
+    given = reader.texts("prompt", most=MAX_CHOICES, called="prompts")
     prompts = [_prompt(reader, index, item, encoder=encoder) for index, item in enumerate(given)]
     for index, prompt in enumerate(prompts):
         outside = [token for token in prompt.tokens if not 0 <= token < model.num_tokens]
@@ -199,16 +189,10 @@ def _prompt(reader: Fields, index: int, item: object, *, encoder: Encoder) -> Pr
         if not prompt.tokens:
             reader.complain("prompt", f"item {index} is empty; the model needs at least one token to start from")
         return prompt
-    if isinstance(item, list) and _is_tokens(item):
+    if isinstance(item, list) and is_tokens(item):
         return Prompt(tokens=tuple(item), text=None)
     reader.complain("prompt", f"item {index} must be a string or a list of tokens, found {shown(item)}")
     return Prompt(tokens=(), text=None)
-
-
-def _is_tokens(value: object) -> bool:
-    if not isinstance(value, list) or not value:
-        return False
-    return all(isinstance(item, int) and not isinstance(item, bool) for item in value)
 
 
 def _check_rest(reader: Fields) -> None:

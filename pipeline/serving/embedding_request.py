@@ -7,7 +7,7 @@ error, as it is with OpenAI; an embedding of a part would look like one of the w
 from dataclasses import dataclass
 
 from pipeline.serving.completion_request import Encoder
-from pipeline.serving.json_body import Fields, check_model, json_object, shown
+from pipeline.serving.json_body import Fields, check_model, is_tokens, json_object, shown
 
 MAX_INPUTS = 2048
 """OpenAI's."""
@@ -61,19 +61,8 @@ def parse_embedding(body: bytes, *, model: EmbeddingModel, encoder: Encoder) -> 
 
 
 def _texts(reader: Fields, *, model: EmbeddingModel, encoder: Encoder) -> tuple[tuple[int, ...], ...]:
-    value = reader.fields.get("input")
-    if value is None:
-        reader.complain("input", "missing")
-        return ()
-    given = [value] if isinstance(value, str) or _is_tokens(value) else value
-    if not isinstance(given, list) or not given:
-        reader.complain("input", f"must be a string, a list of strings, or tokens, found {shown(value)}")
-        return ()
-    if len(given) > MAX_INPUTS:
-        reader.complain("input", f"has {len(given)} texts, {MAX_INPUTS} are allowed")
-        return ()
     texts = []
-    for index, item in enumerate(given):
+    for index, item in enumerate(reader.texts("input", most=MAX_INPUTS, called="texts")):
         tokens = _tokens(item, encoder=encoder)
         problem = "must be a string or a list of tokens" if tokens is None else _problem(tokens, model)
         if problem:
@@ -86,7 +75,7 @@ def _texts(reader: Fields, *, model: EmbeddingModel, encoder: Encoder) -> tuple[
 def _tokens(item: object, *, encoder: Encoder) -> tuple[int, ...] | None:
     if isinstance(item, str):
         return tuple(encoder.encode(item).ids) if item else ()
-    return tuple(item) if isinstance(item, list) and _is_tokens(item) else None
+    return tuple(item) if isinstance(item, list) and is_tokens(item) else None
 
 
 def _problem(tokens: tuple[int, ...], model: EmbeddingModel) -> str:
@@ -96,9 +85,3 @@ def _problem(tokens: tuple[int, ...], model: EmbeddingModel) -> str:
         return f"has {len(tokens)} tokens; the model reads {model.max_tokens}"
     outside = [token for token in tokens if not 0 <= token < model.num_tokens]
     return f"has token {outside[0]}; the model has 0 to {model.num_tokens - 1}" if outside else ""
-
-
-def _is_tokens(value: object) -> bool:
-    if not isinstance(value, list) or not value:
-        return False
-    return all(isinstance(item, int) and not isinstance(item, bool) for item in value)

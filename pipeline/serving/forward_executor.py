@@ -7,7 +7,6 @@ table is an error at once and nothing compiles while serving.
 Shape suffixes: B batch, L padded length.
 """
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,10 +20,10 @@ from flax import nnx
 
 from pipeline.errors import ParameterError
 from pipeline.serving.batch_request import Arrays, Row
-from pipeline.serving.buckets import smallest_fit
+from pipeline.serving.buckets import smallest_fit, steps
 
-_LOG = logging.getLogger(__name__)
 _COMPILE_THREADS = 2
+SMALLEST_LENGTH = 16
 LENGTH = "length"
 """The name of the dimension along which rows are padded."""
 
@@ -63,7 +62,7 @@ class ForwardExecutor:
         device: Any,
         dtype: str,
     ) -> None:
-        """Place `model`, which is taken over.
+        """Place `model`, which is taken over, and learn what it gives.
 
         Args:
             model: the module.
@@ -71,14 +70,13 @@ class ForwardExecutor:
             shapes: what is compiled.
             device: where.
             dtype: float inputs are given in it.
+
+        Raises:
+            ParameterError: an output has no batch axis, so rows of several requests cannot share a pass.
         """
         self.shapes = shapes
-        self.outputs: Mapping[str, tuple[int, ...]] = {}
-        """Shape of one row's outputs by name; known after warm-up."""
-        self._dtype = dtype
         graph, state = nnx.split(model)
         self._state = jax.device_put(state, device)
-        self._device = device
 
         def compute(state: Any, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
             cast = {
@@ -93,6 +91,8 @@ class ForwardExecutor:
 
         self._compute = compute
         self._table: dict[tuple[int, int], Any] = {}
+        self.outputs: Mapping[str, tuple[int, ...]] = self._row_outputs()
+        """Shape of one row's outputs by name."""
 
     @property
     def num_executables(self) -> int:
@@ -104,14 +104,9 @@ class ForwardExecutor:
         return smallest_fit(length, self.shapes.lengths)
 
     def warm_up(self, *, on_progress: Callable[[int, int], None] | None = None) -> float:
-        """Compile every shape, smallest first, and run each once; returns seconds.
-
-        Raises:
-            ParameterError: an output has no batch axis, so rows of several requests cannot share a pass.
-        """
+        """Compile every shape, smallest first, and run each once; returns seconds."""
         started = time.monotonic()
         keys = sorted((batch, length) for batch in self.shapes.batches for length in self.shapes.lengths)
-        self.outputs = self._row_outputs()
         jitted = jax.jit(self._compute)
         with ThreadPoolExecutor(max_workers=_COMPILE_THREADS) as pool:
             # Tracing holds the interpreter lock, compiling does not: the next is traced while one compiles.
@@ -179,19 +174,9 @@ def _filled(shape: Sequence[int | str], length: int) -> tuple[int, ...]:
 
 def batch_sizes(largest: int) -> tuple[int, ...]:
     """1, 4, 16, ... and `largest`: a batch is at most four times as large as its rows."""
-    sizes = []
-    size = 1
-    while size < largest:
-        sizes.append(size)
-        size *= 4
-    return (*sizes, largest)
+    return steps(1, largest, factor=4)
 
 
-def length_sizes(largest: int, *, smallest: int = 16) -> tuple[int, ...]:
+def length_sizes(largest: int) -> tuple[int, ...]:
     """Doubling lengths up to `largest`."""
-    sizes = []
-    size = min(smallest, largest)
-    while size < largest:
-        sizes.append(size)
-        size *= 2
-    return (*sizes, largest)
+    return steps(min(SMALLEST_LENGTH, largest), largest, factor=2)

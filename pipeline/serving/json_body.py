@@ -89,6 +89,21 @@ class Fields:
         self.complain(name, f"must be true or false, found {shown(value)}")
         return False
 
+    def texts(self, name: str, *, most: int, called: str) -> list[Any]:
+        """A string, a list of tokens, or a list of such; as a list, which is empty where it is absent or wrong."""
+        value = self.fields.get(name)
+        if value is None:
+            self.complain(name, "missing")
+            return []
+        given = [value] if isinstance(value, str) or is_tokens(value) else value
+        if not isinstance(given, list) or not given:
+            self.complain(name, f"must be a string, a list of strings, or tokens, found {shown(value)}")
+            return []
+        if len(given) > most:
+            self.complain(name, f"has {len(given)} {called}, {most} are allowed")
+            return []
+        return given
+
     def refuse_unknown(self, known: Sequence[str]) -> None:
         """Complain of every field that is not among `known`."""
         for name in self.fields:
@@ -102,7 +117,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """The body as a JSON object; numbers are finite.
+    """The body as a JSON object; `NaN` and `Infinity`, which JSON does not have, are refused.
 
     Raises:
         Rejected: it is something else.
@@ -133,6 +148,13 @@ def check_model(value: object, *, name: str) -> None:
             param="model",
             code="model_not_found",
         )
+
+
+def is_tokens(value: object) -> bool:
+    """True for a list of integers that is not empty."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(item, int) and not isinstance(item, bool) for item in value)
 
 
 def shown(value: object) -> str:

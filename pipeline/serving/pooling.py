@@ -7,7 +7,6 @@ where there are no such files a text is the mean of its tokens.
 Shape suffixes: B batch, T tokens, D hidden size.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from pipeline.errors import ArtifactError, ParameterError
+from pipeline.models.json_file import read_json
 
 MODULES_FILE = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"
@@ -112,12 +112,15 @@ def _max_tokens(directory: Path) -> int | None:
     path = directory / LENGTH_FILE
     if not path.is_file():
         return None
-    value = _json(path).get("max_seq_length")
+    config = _json(path)
+    if not isinstance(config, dict):
+        raise ArtifactError(f"{path}: must be a JSON object, found {type(config).__name__}")
+    value = config.get("max_seq_length")
     return value if isinstance(value, int) and value > 0 else None
 
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return read_json(path)
+    except ValueError as error:
         raise ArtifactError(f"{path}: cannot be read: {error}") from error

@@ -8,7 +8,9 @@ Shapes: N rows of a request; an input is [N, *shape of a row].
 """
 
 import io
+import struct
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,6 +26,13 @@ from pipeline.serving.json_body import Fields, Rejected, check_model, json_objec
 MAX_PREDICT_BYTES = 32 * 2**20
 """Of a body, and of what an `.npz` body unpacks to."""
 _FIELDS = ("model", "inputs")
+_UNPACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""How numpy packs; of the other methods of zip the unpacked size cannot be bounded."""
+_ZIP_ERRORS = (
+    *(zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, NotImplementedError, RuntimeError),
+    *(ValueError, EOFError, OSError, struct.error),
+)
+"""What `zipfile` raises for whatever is wrong with a file."""
 
 
 class MediaType(StrEnum):
@@ -131,16 +140,24 @@ def _from_npy(body: bytes, *, model: PredictModel) -> dict[str, Any]:
 def _from_npz(body: bytes) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(io.BytesIO(body)) as archive:
-            unpacked = sum(item.file_size for item in archive.infolist())
+            items = archive.infolist()
+            unpacked = sum(item.file_size for item in items)
             if unpacked > MAX_PREDICT_BYTES:
                 raise Rejected(f"the body unpacks to {unpacked} bytes; {MAX_PREDICT_BYTES} are allowed", status=413)
-            names = [name.removesuffix(".npy") for name in archive.namelist()]
+            if any(item.compress_type not in _UNPACKED for item in items):
+                raise Rejected("the body is packed as numpy packs no .npz file")
+            names = [item.filename.removesuffix(".npy") for item in items]
             if len(set(names)) != len(names):
                 raise Rejected("the body holds an array twice")
-            stored = zip(names, archive.namelist(), strict=True)
-            return {name: read_npy(archive.read(item), name=name) for name, item in stored}
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, RuntimeError, EOFError, OSError) as error:
+            return {name: read_npy(_unpack(archive, item), name=name) for name, item in zip(names, items, strict=True)}
+    except _ZIP_ERRORS as error:
         raise Rejected(f"the body is no .npz file: {error}") from error
+
+
+def _unpack(archive: zipfile.ZipFile, item: zipfile.ZipInfo) -> bytes:
+    with archive.open(item) as file:
+        # Not read(): that would unpack everything there is, whatever size the archive states.
+        return file.read(item.file_size)
 
 
 def read_npy(content: bytes, *, name: str) -> NDArray[Any]:

@@ -227,6 +227,10 @@ def test_damaged_pooling_files_are_named(tmp_path) -> None:
     (tmp_path / "modules.json").write_text("[3]")
     with pytest.raises(ArtifactError, match="not a list of modules"):
         Pooling.read(tmp_path)
+    write_pooling(tmp_path)
+    (tmp_path / "sentence_bert_config.json").write_text("[16]")
+    with pytest.raises(ArtifactError, match=r"sentence_bert_config\.json: must be a JSON object"):
+        Pooling.read(tmp_path)
 
 
 @pytest.mark.parametrize("mode", ["cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens"])

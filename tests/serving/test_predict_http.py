@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import tracemalloc
 import zipfile
 
 import httpx
@@ -15,10 +16,11 @@ from httpx import ASGITransport
 
 from pipeline.errors import ParameterError
 from pipeline.serving.forward_executor import ForwardExecutor, ForwardShapes, InputForm, batch_sizes
+from pipeline.serving.json_body import Rejected
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.micro_batcher import BatchLimits, MicroBatcher
 from pipeline.serving.predict_http import PredictSurface, make_predict_app
-from pipeline.serving.predict_request import PredictModel
+from pipeline.serving.predict_request import PredictModel, parse_prediction
 
 FORMS = {"pixels": InputForm(shape=(2, 3), dtype="float32"), "kind": InputForm(shape=(), dtype="int64")}
 TOLERANCE = 1e-6
@@ -212,6 +214,31 @@ def test_hostile_arrays_are_refused_without_being_made(post, content: bytes, wor
     assert words in answer.json()["error"]["message"]
 
 
+def test_an_archive_that_is_damaged_or_packed_otherwise_is_refused(post) -> None:
+    packed = damaged_npz(rows(1)["pixels"].tobytes())
+    start = packed.index(b"pixels.npy") + len("pixels.npy")
+    answer = post(packed[:start] + b"\xff" * 8 + packed[start + 8 :], "application/x-npz")
+    assert answer.status_code == 400
+    assert "no .npz file" in answer.json()["error"]["message"]
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("pixels.npy", bytes(64))
+    answer = post(file.getvalue(), "application/x-npz")
+    assert answer.status_code == 400
+    assert "as numpy packs no .npz file" in answer.json()["error"]["message"]
+
+
+def test_an_archive_that_understates_its_size_is_not_unpacked(served) -> None:
+    size = 64 * 2**20
+    packed = damaged_npz(bytes(size)).replace(size.to_bytes(4, "little"), (1000).to_bytes(4, "little"))
+    tracemalloc.start()
+    with pytest.raises(Rejected, match=r"no \.npz file"):
+        parse_prediction(packed, content_type="application/x-npz", accept="", model=served[1].model)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2**20
+
+
 def test_numbers_that_json_cannot_write_are_an_error_of_that_request_alone(post) -> None:
     inputs = rows(2)
     inputs["pixels"][0, 0, 0] = -100.0  # the logarithm of a negative number
@@ -239,12 +266,11 @@ def test_the_card_says_how_to_ask_and_the_other_routes_answer(served) -> None:
 
 def test_a_model_whose_outputs_have_no_rows_is_not_served() -> None:
     shapes = ForwardShapes(inputs=FORMS, batches=(2,))
-    executor = ForwardExecutor(
-        Small(),
-        forward=lambda module, inputs: {"sum": inputs["pixels"].sum(), "kind": inputs["kind"]},
-        shapes=shapes,
-        device=jax.devices("cpu")[0],
-        dtype="float32",
-    )
     with pytest.raises(ParameterError, match="outputs without a batch axis: sum"):
-        executor.warm_up()
+        ForwardExecutor(
+            Small(),
+            forward=lambda module, inputs: {"sum": inputs["pixels"].sum(), "kind": inputs["kind"]},
+            shapes=shapes,
+            device=jax.devices("cpu")[0],
+            dtype="float32",
+        )
