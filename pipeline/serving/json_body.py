@@ -38,10 +38,6 @@ class Fields:
         """Note what is wrong with a field."""
         self._complaints.append((name, f"{name}: {text}"))
 
-    def take(self, other: "Fields") -> None:
-        """Take over what another reader noted."""
-        self._complaints += other._complaints
-
     def raise_complaints(self) -> None:
         """Refuse the body where anything was noted.
 

@@ -86,13 +86,11 @@ def parse_prediction(body: bytes, *, content_type: str, accept: str, model: Pred
             f"{MediaType.NPY} holds one array; this model gives {', '.join(model.outputs)}; accept {MediaType.NPZ}",
             status=406,
         )
-    complaints = Fields({})
     if kind is MediaType.JSON:
         given = _from_json(body, model=model)
     else:
         given = _from_npy(body, model=model) if kind is MediaType.NPY else _from_npz(body)
-    arrays = _judged(given, complaints, model=model)
-    complaints.raise_complaints()
+    arrays = _judged(given, model=model)
     return PredictRequest(inputs=arrays, num_rows=len(next(iter(arrays.values()))), answer=answer)
 
 
@@ -186,11 +184,10 @@ def read_npy(content: bytes, *, name: str) -> NDArray[Any]:
         raise Rejected(f"{name}: no .npy array: {error}") from error
 
 
-def _judged(given: Mapping[str, Any], complaints: Fields, *, model: PredictModel) -> dict[str, NDArray[Any]]:
+def _judged(given: Mapping[str, Any], *, model: PredictModel) -> dict[str, NDArray[Any]]:
     """The arrays in the compiled dtypes."""
-    unknown = Fields(given)
-    unknown.refuse_unknown(tuple(model.inputs))
-    complaints.take(unknown)
+    complaints = Fields(given)
+    complaints.refuse_unknown(tuple(model.inputs))
     arrays: dict[str, NDArray[Any]] = {}
     for name, form in model.inputs.items():
         if name not in given:
@@ -206,6 +203,7 @@ def _judged(given: Mapping[str, Any], complaints: Fields, *, model: PredictModel
     for name, count in counts.items():
         if not 1 <= count <= model.max_rows:
             complaints.complain(name, f"{count} rows; a request has 1 to {model.max_rows}")
+    complaints.raise_complaints()
     return arrays
 
 

@@ -127,7 +127,9 @@ def test_requests_at_the_same_time_share_passes_and_keep_their_rows(served) -> N
 
     for seed, answer in enumerate(asyncio.run(ask_all())):
         expected = forward(module, {name: jnp.asarray(array) for name, array in rows(2, seed=seed).items()})
-        np.testing.assert_allclose(answer.json()["outputs"]["logits"], expected["logits"], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            answer.json()["outputs"]["logits"], expected["logits"], rtol=TOLERANCE, atol=TOLERANCE
+        )
     assert surface.engine.metrics.value("batches_total") - before < 20
     assert surface.engine.status().num_compiles_while_serving == 0
 
