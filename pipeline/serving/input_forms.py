@@ -19,6 +19,8 @@ USUAL_IMAGE_SIZE = 224
 """Height and width where a model takes any."""
 _IMAGE_AXES = ("channels", "height", "width")
 _EXAMPLE_SEED = 0
+_SENT_AS = {"bfloat16": "float32"}
+"""Of a dtype that neither JSON nor numpy's files can hold; the compiled function casts floats to its own."""
 
 
 def row_forms(description: ModelDescription, *, dimensions: Mapping[str, int]) -> dict[str, InputForm]:
@@ -29,8 +31,8 @@ def row_forms(description: ModelDescription, *, dimensions: Mapping[str, int]) -
         dimensions: sizes by name, for those that the model leaves open.
 
     Raises:
-        ParameterError: an input has no batch axis, an open size is not given, or a given size is none of the model's;
-            lists everything.
+        ParameterError: an input has no batch axis or is complex, an open size is not given, or a given size is none of
+            the model's; lists everything.
     """
     shapes = _traced(description) if isinstance(description, TracedModel) else _family(description)
     complaints: list[str] = []
@@ -51,11 +53,19 @@ def row_forms(description: ModelDescription, *, dimensions: Mapping[str, int]) -
         )
     if batch in names:
         complaints.append(f"an axis beside the first has the batch's size {batch!r}")
+    complaints += [
+        f"the input {name!r} is {dtype}; served are floats, whole numbers and booleans"
+        for name, (_, dtype) in shapes.items()
+        if dtype.startswith("complex")
+    ]
     if complaints:
         raise ParameterError(f"{description.name}: " + "; ".join(complaints))
     sizes = {**free, **dimensions}
     return {
-        name: InputForm(shape=tuple(sizes[size] if isinstance(size, str) else size for size in shape[1:]), dtype=dtype)
+        name: InputForm(
+            shape=tuple(sizes[size] if isinstance(size, str) else size for size in shape[1:]),
+            dtype=_SENT_AS.get(dtype, dtype),
+        )
         for name, (shape, dtype) in shapes.items()
     }
 

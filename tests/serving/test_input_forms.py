@@ -62,6 +62,13 @@ def test_a_traced_module_says_its_shapes_itself() -> None:
         row_forms(model, dimensions={"time": 50, "tim": 3})
 
 
+def test_only_numbers_that_a_request_can_hold_are_asked_for() -> None:
+    half = traced(x=Input(shape=("batch", 4), dtype="bfloat16"))
+    assert row_forms(half, dimensions={}) == {"x": InputForm(shape=(4,), dtype="float32")}
+    with pytest.raises(ParameterError, match="the input 'x' is complex64; served are floats"):
+        row_forms(traced(x=Input(shape=("batch", 4), dtype="complex64")), dimensions={})
+
+
 @pytest.mark.parametrize(
     "inputs",
     [
