@@ -12,7 +12,7 @@ A directory holds `model.stablehlo` (`jax.export`, serialized), `parameters.safe
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from jax import export
 from converters.conversion import convert
 from converters.export_record import ExportOptions, ExportRecord, files_of
 from converters.flax_source import FlaxSource
+from converters.parity_blocks import relative_errors
 from converters.safetensors_writer import write_file
 from converters.source import TensorHeader
 from pipeline.errors import ConversionError
@@ -77,7 +78,13 @@ def write(source: Path, directory: Path, options: ExportOptions) -> ExportRecord
         path: TensorHeader(name=path, shape=tuple(leaf.shape), dtype=str(leaf.dtype)) for path, leaf in leaves.items()
     }
     write_file(directory / PARAMETERS_FILE, headers=headers, read=lambda path: np.asarray(leaves[path]))
-    difference = _check(exported, forward, leaves, description=description, examples=examples)
+    difference = _check(
+        directory / PROGRAM_FILE,
+        forward,
+        leaves,
+        description=description,
+        inputs=(examples, _smaller(examples, exported.open_sizes)),
+    )
     facts = _facts(exported, examples, description=description)
     (directory / RECORD_FILE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     files, num_bytes = files_of(directory)
@@ -134,9 +141,7 @@ def _export(
         try:
             specs = _specs(examples, open_sizes, longest=longest)
             program = export.export(jax.jit(forward), platforms=PLATFORMS)(given, specs)
-        except (
-            Exception
-        ) as error:  # shape arithmetic that is not conclusive raises whatever the model's code makes of it
+        except Exception as error:  # shape arithmetic that is not conclusive raises whatever the model makes of it
             if not open_sizes:
                 raise ConversionError(
                     f"{description.name}: jax cannot export its forward pass: {_first_line(error)}"
@@ -199,28 +204,27 @@ def _specs(
 
 
 def _check(
-    exported: _Exported,
+    path: Path,
     forward: Forward,
     leaves: Mapping[str, jax.Array],
     *,
     description: ModelDescription,
-    examples: Arrays,
+    inputs: Sequence[Arrays],
 ) -> float:
-    """Run the program as it lies on disk against the module, at the example's sizes and at others where they are open.
+    """Run the program as it lies on disk against the module on each of `inputs`.
 
     Raises:
-        ConversionError: an output differs by more than the limit.
+        ConversionError: an output differs by more than the limit, or is not finite on one side.
     """
-    program = export.deserialize(exported.program.serialize())
+    program = export.deserialize(bytearray(path.read_bytes()))
     run = jax.jit(forward)
     worst = 0.0
     limit = LIMIT
-    for inputs in (examples, _smaller(examples, exported.open_sizes)):
-        found = program.call(dict(leaves), inputs)
-        for name, wanted in run(leaves, inputs).items():
-            reference = np.asarray(wanted, np.float64)
-            gap = np.abs(np.asarray(found[name], np.float64) - reference).max(initial=0.0)
-            worst = max(worst, float(gap / max(np.abs(reference).max(initial=0.0), 1e-30)))
+    for given in inputs:
+        found = program.call(dict(leaves), given)
+        for name, wanted in run(leaves, given).items():
+            error, _ = relative_errors(np.asarray(wanted, np.float64), np.asarray(found[name], np.float64))
+            worst = max(worst, error)
             if jnp.issubdtype(wanted.dtype, jnp.floating):
                 limit = max(limit, _LIMIT_EPSILONS * float(jnp.finfo(wanted.dtype).eps))
     if not worst < limit:

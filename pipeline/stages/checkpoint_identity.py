@@ -8,9 +8,11 @@ import hashlib
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pipeline.artifacts.manifest import sha256_of
-from pipeline.data.sources import REMOTE_BACKEND, is_remote, local_files
+from pipeline.data.sources import REMOTE_BACKEND, SourceFile, is_remote
+from pipeline.errors import ParameterError
 from pipeline.stages.parameters import ImportCheckpointParameters
 
 
@@ -23,6 +25,27 @@ def digests(parameters: ImportCheckpointParameters, project_root: Path) -> Mappi
     if is_remote(parameters.source):
         return {"source": importlib.import_module(REMOTE_BACKEND).digest(parameters.source)}
     hasher = hashlib.sha256()
-    for file in local_files(parameters.source, project_root):
+    for file in checkpoint_files(parameters.source, project_root):
         hasher.update(f"{file.name}\0{sha256_of(file.path)}\0".encode())
     return {"source": f"sha256:{hasher.hexdigest()}"}
+
+
+def checkpoint_files(source: str, project_root: Path) -> list[SourceFile]:
+    """The files of a local checkpoint, ordered by name; hidden ones too, for torch's DCP keeps its index in one.
+
+    Raises:
+        ParameterError: nothing is there.
+    """
+    plain = urlsplit(source).path if source.startswith("file://") else source
+    path = project_root / Path(plain).expanduser()
+    if path.is_file():
+        return [SourceFile(name=path.name, path=path)]
+    files = [
+        SourceFile(name=item.relative_to(path).as_posix(), path=item) for item in path.rglob("*") if item.is_file()
+    ]
+    if not files:
+        raise ParameterError(
+            f"source {source!r}: no such file or directory, or an empty one: {path}",
+            hint=f"relative paths start from {project_root}",
+        )
+    return sorted(files, key=lambda file: file.name)

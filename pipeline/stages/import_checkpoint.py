@@ -9,8 +9,9 @@ from pathlib import Path
 
 from converters.location import locate
 from converters.readers import open_source
+from pipeline.data.sources import is_remote
 from pipeline.errors import StageError
-from pipeline.stages.checkpoint_identity import digests
+from pipeline.stages.checkpoint_identity import checkpoint_files, digests
 from pipeline.stages.parameters import ImportCheckpointParameters
 from pipeline.stages.protocol import StageContext, StageResult
 
@@ -25,16 +26,14 @@ def run(context: StageContext[ImportCheckpointParameters]) -> StageResult:
     """
     given, reporter = context.parameters, context.reporter
     digest = digests(given, context.project_root)["source"]
-    source = locate(given.source)
-    source = source if "://" in given.source else context.project_root / source
-    files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
-    root = source.parent if source.is_file() else source
-    total = float(sum(path.stat().st_size for path in files))
+    source = str(locate(given.source)) if is_remote(given.source) else given.source
+    files = checkpoint_files(source, context.project_root)
+    total = float(sum(file.path.stat().st_size for file in files))
     target, done = context.output("checkpoint"), 0.0
-    for path in files:
-        reporter.progress(done, total=total, unit="bytes", note=path.name)
-        _copy(path, target / path.relative_to(root))
-        done += path.stat().st_size
+    for file in files:
+        reporter.progress(done, total=total, unit="bytes", note=file.path.name)
+        _copy(file.path, target / file.name)
+        done += file.path.stat().st_size
     opened = open_source(target)
     num_tensors = len(opened.headers)
     reporter.note(f"{num_tensors} tensors in {opened.format}, {total / 1e6:.1f} MB, from {given.source}")

@@ -1,7 +1,7 @@
 """`parity.html`: what a parity check found, on one page.
 
 Owns the order of that page. Reads a `ParityReport` and nothing else. The one decision: it looks like the run report,
-and every number on it stands beside the limit that it was held against.
+and the worst number of each level stands on top, beside the limit that it was held against.
 """
 
 from collections.abc import Iterator
@@ -94,7 +94,7 @@ def _blocks(report: ParityReport) -> str:
 
 
 def _outputs(report: ParityReport) -> str:
-    limit = report.limits.output_relative_error
+    limits = report.limits
     rows = [
         (
             escape(output.name),
@@ -102,7 +102,10 @@ def _outputs(report: ParityReport) -> str:
             number_text(output.max_abs, digits=3),
             number_text(output.max_relative, digits=3),
             *_logit_cells(output),
-            _verdict(holds=output.max_relative <= limit),
+            _verdict(
+                holds=output.max_relative <= limits.output_relative_error
+                and (output.max_kl is None or output.max_kl <= limits.max_kl)
+            ),
         )
         for output in report.outputs
     ]

@@ -4,12 +4,15 @@ import json
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from decoder_models import tiny_decoder
+from safetensors.numpy import load_file
 
 from converters.exporting import export
+from pipeline.errors import ConversionError
 
 ALONE = """
 import json, sys
@@ -62,12 +65,22 @@ def test_parameters_are_arguments_and_not_in_the_program(tmp_path):
     model.save_pretrained(tmp_path / "saved")
     export(tmp_path / "saved", to=tmp_path / "out", format="stablehlo", dtype="bfloat16")
     program = (tmp_path / "out" / "model.stablehlo").read_bytes()
-    kernel = model.model.layers[0].mlp.up_proj.weight.detach().numpy().T
-    assert np.ascontiguousarray(kernel).tobytes()[:64] not in program
+    kernel = load_file(tmp_path / "out" / "parameters.safetensors")["layers.0.mlp.up_proj.kernel"]
+    assert kernel.dtype == ml_dtypes.bfloat16
+    assert kernel.tobytes()[:64] not in program
     facts = json.loads((tmp_path / "out" / "stablehlo.json").read_text())
-    assert facts["outputs"]["logits"]["dtype"] in ("bfloat16", "float32")
+    assert facts["outputs"]["logits"]["dtype"] == "float32"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "model.stablehlo",
         "parameters.safetensors",
         "stablehlo.json",
     ]
+
+
+def test_outputs_that_are_no_numbers_are_refused(tmp_path):
+    model = tiny_decoder("llama")
+    model.model.norm.weight.data[3] = float("nan")
+    model.save_pretrained(tmp_path / "saved")
+    with pytest.raises(ConversionError, match="differs from the module by inf"):
+        export(tmp_path / "saved", to=tmp_path / "out", format="stablehlo")
+    assert not (tmp_path / "out").exists()

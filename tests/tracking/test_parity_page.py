@@ -96,6 +96,12 @@ def test_a_failed_check_says_first_what_does_not_hold(report):
     assert "model.q.weight differs" in text
 
 
+def test_an_output_whose_distribution_is_off_fails(report):
+    text = words(replace(report, outputs=(replace(report.outputs[0], max_kl=0.25),)))
+    assert "KL of logits is 2.50e-01 nats > 1e-06" in text
+    assert text.count("fails") == 1
+
+
 def test_levels_that_a_model_does_not_have_are_left_out(report):
     hidden = OutputAgreement(name="last_hidden_state", shape=(3, 40, 8), max_abs=1e-6, max_relative=1e-6)
     text = words(replace(report, blocks=(), outputs=(hidden,), continuations=()))
