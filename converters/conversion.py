@@ -1,4 +1,4 @@
-"""A torch checkpoint becomes a Flax model directory, and its tensors come back from the leaves.
+"""A torch checkpoint becomes a Flax model directory.
 
 Owns the order of a conversion: plan from headers; read, map and write one tensor at a time; record. Knows nothing of
 formats, families or stages. The one decision: everything that can be refused is refused from headers, before a byte of
@@ -11,17 +11,16 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from converters.appearing import appearing, check_free
 from converters.leaf_work import Progress, pieces, sha256, source_tensor
 from converters.manifest import CONVERTER_VERSION, Conversion, ConversionManifest, SourceTensor
-from converters.mapping import DtypePolicy, MappingPlan, plan_mapping, reverse_mapping
-from converters.operations import DTYPES, FLOAT_DTYPES, Array, Shape
+from converters.mapping import DtypePolicy, MappingPlan, plan_mapping
+from converters.operations import DTYPES, FLOAT_DTYPES, Array
 from converters.readers import open_source
-from converters.roads import Road, Via, choose_road, family_road
+from converters.roads import Road, Via, choose_road
 from converters.safetensors_writer import write_file
 from converters.source import CONFIG_FILE, CheckpointSource
 from pipeline.errors import ConversionError
@@ -149,42 +148,6 @@ def _write_companions(source: CheckpointSource, *, directory: Path) -> None:
     for name, content in source.companions().items():
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_bytes(content)
-
-
-def to_torch(
-    leaves: Mapping[str, Array],
-    config: Mapping[str, Any],
-    *,
-    dtypes: Mapping[str, str] | None = None,
-    carried: Mapping[str, Array] | None = None,
-) -> dict[str, Array]:
-    """The torch tensors that the leaves of a Flax model came from, by their names in transformers.
-
-    A tied head is left out, as `save_pretrained` does.
-
-    Args:
-        leaves: every leaf by dotted path.
-        config: the transformers config of the model.
-        dtypes: original dtype by torch name (`ConversionManifest.source_dtypes`); leaves keep theirs where absent. The
-            names also tell how the file was laid out where a family has several ways.
-        carried: what `carried.safetensors` holds; it goes back as it is.
-
-    Returns:
-        C-contiguous arrays, bit-identical to the source wherever no cast rounded.
-
-    Raises:
-        ConversionError: a leaf is missing, unknown or has another shape; lists every complaint.
-        ParameterError: the config asks for something the Flax model does not have.
-    """
-    # The original names tell how the file was laid out.
-    road = family_road(config, names=tuple(dtypes or ()), reason="")
-    tensors = reverse_mapping(leaves, table=road.table, targets=road.targets, dtypes=dtypes or {})
-    return {name: np.asarray(array, order="C") for name, array in {**tensors, **(carried or {})}.items()}
-
-
-def target_shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
-    """Shape by leaf path of the Flax model that a transformers config describes."""
-    return dict(family_road(config, names=(), reason="").targets)
 
 
 def _check_ties(plan: MappingPlan, *, source: CheckpointSource, conversions: list[Conversion]) -> None:

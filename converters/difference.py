@@ -13,9 +13,9 @@ import numpy as np
 
 from converters.families.registry import table_for
 from converters.families.table import FamilyTable
-from converters.flax_source import FlaxSource
+from converters.flax_source import open_model
 from converters.operations import Array
-from converters.readers import open_source
+from converters.parity_tensors import same_bits
 from converters.rules import match
 from converters.source import CheckpointSource
 from converters.wrappers import canonical_names
@@ -85,7 +85,7 @@ def diff(
         ArtifactError: a Flax model directory is.
         ConversionError: tensors of one checkpoint have the same name; lists all.
     """
-    one, other = _open(Path(first)), _open(Path(second))
+    one, other = open_model(Path(first)), open_model(Path(second))
     table = _table(one) or _table(other)
     ours, theirs = _names(one, other, table=table)
     both = [name for name in ours if name in theirs]
@@ -115,10 +115,6 @@ def diff(
         differences=tuple(differences),
         not_held=not_held,
     )
-
-
-def _open(path: Path) -> CheckpointSource:
-    return FlaxSource(path) if FlaxSource.recognises(path) else open_source(path)
 
 
 def _table(source: CheckpointSource) -> FamilyTable | None:
@@ -167,7 +163,7 @@ def _compare(
     if one.headers[stored_one].shape != other.headers[stored_other].shape:
         return [TensorDifference(name=name, kind="shape", first=first, second=second)], False, 0.0
     ours, theirs = one.read(stored_one), other.read(stored_other)
-    if ours.dtype == theirs.dtype and np.array_equal(_bits(ours), _bits(theirs)):
+    if ours.dtype == theirs.dtype and same_bits(ours, theirs):
         return [], True, 0.0
     num_different, largest = _numbers(ours, theirs)
     found = TensorDifference(
@@ -197,7 +193,3 @@ def _numbers(ours: Array, theirs: Array) -> tuple[int, float]:
 def _text(source: CheckpointSource, stored: str) -> str:
     header = source.headers[stored]
     return f"{header.dtype} {list(header.shape)}"
-
-
-def _bits(array: Array) -> Array:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -115,6 +115,16 @@ class FlaxSource(BesideTheWeights):
         return found
 
 
+def open_model(path: Path) -> CheckpointSource:
+    """A Flax model directory under its torch names, or a checkpoint.
+
+    Raises:
+        ArtifactError: the Flax model is damaged.
+        CheckpointError: no reader knows what is there, or it is damaged.
+    """
+    return FlaxSource(path) if FlaxSource.recognises(path) else open_source(path)
+
+
 def _rule_of(conversion: Conversion, rules: tuple[Rule, ...]) -> Rule | None:
     sources = [source.name for source in conversion.sources]
     targets = [target.path for target in conversion.targets]

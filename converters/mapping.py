@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from converters.families.table import FamilyTable
-from converters.operations import DTYPES, FLOAT_DTYPES, Array, Cast, Operation, Shape
+from converters.operations import DTYPES, FLOAT_DTYPES, Cast, Operation, Shape
 from converters.rules import Rule, fields, match, render
 from converters.source import TensorHeader
 from converters.wrappers import canonical_names
@@ -38,11 +38,6 @@ class Step:
         """What is done, casts that change something included."""
         changed = dict.fromkeys(cast for cast in self.casts if cast.before != cast.after)
         return (*self.rule.operations, *changed)
-
-    def apply(self, arrays: Sequence[Array]) -> list[Array]:
-        """The leaves' arrays from the sources' arrays; may be views."""
-        made = self.rule.apply(arrays)
-        return [cast.apply([array])[0] for cast, array in zip(self.casts, made, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,32 +108,6 @@ def plan_mapping(
     if complaints:
         raise _error("the checkpoint does not fit the model", complaints)
     return MappingPlan(steps=tuple(steps), tied=tied, ignored=ignored, carried=carried, stored=stored)
-
-
-def reverse_mapping(
-    leaves: Mapping[str, Array], *, table: FamilyTable, targets: Mapping[str, Shape], dtypes: Mapping[str, str]
-) -> dict[str, Array]:
-    """The source tensors that `leaves` came from, by canonical name; tied duplicates are left out.
-
-    Args:
-        leaves: every leaf of the model, by path.
-        table: the family's table for this model's config.
-        targets: the leaves the model has, with their shapes.
-        dtypes: the recorded original dtype by tensor name; others keep the leaf's.
-
-    Raises:
-        ConversionError: a leaf is missing, unknown or has another shape; lists every complaint.
-    """
-    steps = reverse_steps(
-        {path: (leaf.shape, str(leaf.dtype)) for path, leaf in leaves.items()}, table=table, targets=targets
-    )
-    tensors: dict[str, Array] = {}
-    for rule, captures in steps:
-        arrays = [leaves[render(source, captures)] for source in rule.sources]
-        for template, array in zip(rule.targets, rule.apply(arrays), strict=True):
-            name = render(template, captures)
-            tensors[name] = array.astype(DTYPES[dtypes[name]], copy=False) if name in dtypes else array
-    return tensors
 
 
 def reverse_steps(

@@ -16,6 +16,8 @@ REPORT_FILE = "parity.json"
 _NAMED_TENSORS = 5
 _NAMED_BLOCKS = 8
 """Names that fit below an axis."""
+_SMALLEST_DRAWN = 1e-9
+"""An error of exactly zero has no place on a log scale and is drawn here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,7 +213,6 @@ class ParityReport:
                 "x_scale": "linear",
                 "y_scale": "log",
                 "series": [
-                    # An error of exactly zero has no place on a log scale and is drawn at the smallest float32 step.
                     {
                         "name": name,
                         "x": names if are_few else positions,
@@ -261,9 +262,6 @@ class ParityReport:
         if self.greedy_match is not None and not self.greedy_match >= limits.greedy_match:
             texts.append(f"continuations: {self.greedy_match:.1%} of tokens agree < {limits.greedy_match:.0%}")
         return texts
-
-
-_SMALLEST_DRAWN = 1e-9
 
 
 def _or_one(value: float | None) -> float:

@@ -29,7 +29,9 @@ def compare_tensors(checkpoint: Path, *, model: Path) -> TensorAgreement:
         tensor.name
         for tensor in tensors
         if tensor.stored_name not in source.headers
-        or not _same_bits(flax.read(tensor.name).astype(DTYPES[tensor.dtype]), source.read(tensor.stored_name))
+        or not same_bits(
+            flax.read(tensor.name).astype(DTYPES[tensor.dtype], copy=False), source.read(tensor.stored_name)
+        )
     ]
     return TensorAgreement(
         num_tensors=len(tensors),
@@ -39,7 +41,8 @@ def compare_tensors(checkpoint: Path, *, model: Path) -> TensorAgreement:
     )
 
 
-def _same_bits(ours: Array, theirs: Array) -> bool:
+def same_bits(ours: Array, theirs: Array) -> bool:
+    """True where both have one shape and the same bytes, a NaN's included."""
     return ours.shape == theirs.shape and np.array_equal(_bits(ours), _bits(theirs))
 
 

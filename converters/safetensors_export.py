@@ -15,10 +15,9 @@ import numpy as np
 
 from converters.export_record import ExportOptions, ExportRecord, files_of
 from converters.families.registry import TABLES, table_for
-from converters.flax_source import FlaxSource
+from converters.flax_source import FlaxSource, open_model
 from converters.mapping import DtypePolicy
 from converters.operations import DTYPES, FLOAT_DTYPES, Array
-from converters.readers import open_source
 from converters.safetensors_writer import write_sharded
 from converters.source import CONFIG_FILE, CheckpointSource, TensorHeader
 from converters.wrappers import canonical_names
@@ -26,8 +25,6 @@ from pipeline.errors import ConversionError
 from pipeline.models.module_file import MODULE_FILE
 
 _DTYPE_KEYS = ("dtype", "torch_dtype")
-
-
 _CHUNK = 2**20
 """Numbers compared at a time."""
 
@@ -79,16 +76,6 @@ def write(source: Path, directory: Path, options: ExportOptions) -> ExportRecord
         facts={"dtypes": sorted({header.dtype for header in outgoing.headers.values()})},
         warnings=(rounded,) if outgoing.rounded else (),
     )
-
-
-def open_model(path: Path) -> CheckpointSource:
-    """A Flax model directory under its torch names, or a checkpoint.
-
-    Raises:
-        ArtifactError: the Flax model is damaged.
-        CheckpointError: no reader knows what is there, or it is damaged.
-    """
-    return FlaxSource(path) if FlaxSource.recognises(path) else open_source(path)
 
 
 def _outgoing(source: CheckpointSource, *, dtype: DtypePolicy) -> _Outgoing:

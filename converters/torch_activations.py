@@ -63,9 +63,8 @@ def _noting(seen: Arrays, path: str, *, dtype: torch.dtype) -> Callable[..., Non
     def note(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
         value = next((value for _, value in _named(output)), None)
         if value is not None:
-            seen[path] = _array(
-                value, dtype=dtype
-            ).copy()  # what follows may add to it in place, as ResNet's shortcuts do
+            # A copy, for what follows may add to it in place, as ResNet's shortcuts do.
+            seen[path] = _array(value, dtype=dtype).copy()
 
     return note
 

