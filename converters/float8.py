@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from converters.operations import Array, Shape
-from converters.source import CheckpointSource, TensorHeader
+from converters.source import CONFIG_FILE, CheckpointSource, TensorHeader
 from pipeline.errors import CheckpointError
 
 FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
@@ -86,7 +86,7 @@ class DequantizedSource:
             return self._source.read(name)
         scale = self._source.read(self._scales[name]).astype(np.float32)
         values = self._source.read(name).astype(np.float32)
-        if scale.size == 1 or scale.ndim != 2 or scale.shape[1] == 1:
+        if scale.size == 1 or scale.ndim != 2 or scale.shape == (len(values), 1):
             values *= scale.reshape(_broadcast(scale.shape, shape=values.shape))
             return values
         rows, columns = self._block
@@ -97,15 +97,17 @@ class DequantizedSource:
 
 def _block_size(source: CheckpointSource) -> tuple[int, int]:
     """`weight_block_size` of the config, where there is one; a checkpoint without a config has the usual blocks."""
-    if not (source.directory / "config.json").is_file():
+    path = source.directory / CONFIG_FILE
+    if not path.is_file():
         return DEFAULT_BLOCK
-    declared = (source.config().get("quantization_config") or {}).get("weight_block_size") or DEFAULT_BLOCK
+    quantization = source.config().get("quantization_config") or {}
+    if not isinstance(quantization, dict):
+        raise CheckpointError(f"{path}: quantization_config must be an object, found {str(quantization)[:40]!r}")
+    declared = quantization.get("weight_block_size") or DEFAULT_BLOCK
     if not (
         isinstance(declared, list | tuple) and len(declared) == 2 and all(type(n) is int and n > 0 for n in declared)
     ):
-        raise CheckpointError(
-            f"{source.directory / 'config.json'}: weight_block_size is {declared!r}; allowed: two sizes, as [128, 128]"
-        )
+        raise CheckpointError(f"{path}: weight_block_size is {declared!r}; allowed: two sizes, as [128, 128]")
     return (declared[0], declared[1])
 
 

@@ -82,7 +82,7 @@ _DENSE_SIZES = {**_SIZES, "feed_forward_length": "intermediate_size"}
 _LLAMA_ROWS = {"blk.{layer}.attn_q": HEADS, "blk.{layer}.attn_k": KEY_VALUE_HEADS}
 _QWEN_MLP = {"blk.{layer}.ffn_gate_inp": "model.layers.{layer}.mlp.gate"}
 _SILU = {"hidden_act": "silu"}
-_GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
+_GEMMA = {"hidden_activation": "gelu_pytorch_tanh"}
 
 
 def _qwen3_moe(config: dict[str, Any], read: Reader) -> dict[str, Any]:
@@ -123,10 +123,6 @@ def _gemma3(config: dict[str, Any], read: Reader) -> dict[str, Any]:
     }
 
 
-def _mixtral(config: dict[str, Any], read: Reader) -> dict[str, Any]:
-    return {"sliding_window": None, "router_jitter_noise": 0.0}
-
-
 _LLAMA = GgufFamily(
     model_type="llama",
     architecture="LlamaForCausalLM",
@@ -150,9 +146,8 @@ _MIXTRAL = GgufFamily(
         "blk.{layer}.ffn_up_exps": "model.layers.{layer}.block_sparse_moe.experts.{expert}.w3",
     },
     sizes={**_DENSE_SIZES, "expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
-    constants=_SILU,
+    constants={**_SILU, "sliding_window": None, "router_jitter_noise": 0.0},
     rotary_rows=_LLAMA_ROWS,
-    special=_mixtral,
 )
 GGUF_FAMILIES: Mapping[str, GgufFamily] = {
     "qwen2": GgufFamily(

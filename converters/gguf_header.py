@@ -69,7 +69,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
             raise ValueError("its numbers are in big-endian order, which is not read")
         if version not in VERSIONS:
             raise ValueError(f"GGUF version {version}; allowed: {', '.join(map(str, VERSIONS))}")
-        num_tensors, num_keys = cursor.count("Q", least=24), cursor.count("Q", least=13)
+        num_tensors, num_keys = cursor.count(least=24), cursor.count(least=13)
         metadata: dict[str, Any] = {}
         for _ in range(num_keys):
             key = cursor.text()
@@ -94,25 +94,26 @@ class _Cursor:
 
     def take(self, length: int) -> bytes:
         """The next bytes."""
-        if length > self.size - self.position:
-            raise ValueError(f"truncated: {length} bytes expected at byte {self.position} of {self.size}")
-        self.position += length
+        self._advance(length)
         return self._file.read(length)
 
     def skip(self, length: int) -> None:
         """Pass over bytes."""
+        self._advance(length)
+        self._file.seek(self.position)
+
+    def _advance(self, length: int) -> None:
         if length > self.size - self.position:
             raise ValueError(f"truncated: {length} bytes expected at byte {self.position} of {self.size}")
         self.position += length
-        self._file.seek(self.position)
 
     def number(self, form: str) -> Any:
         """The next number."""
         return struct.unpack(f"<{form}", self.take(struct.calcsize(form)))[0]
 
-    def count(self, form: str, *, least: int) -> int:
+    def count(self, *, least: int) -> int:
         """How many things follow, each of at least so many bytes."""
-        count = int(self.number(form))
+        count = int(self.number("Q"))
         if count * least > self.size - self.position:
             raise ValueError(f"{count} entries announced at byte {self.position} of {self.size}")
         return count
@@ -134,14 +135,14 @@ def _value(cursor: _Cursor, kind: int) -> Any:
         raise ValueError(f"a value of type {kind} at byte {cursor.position}, which GGUF does not have")
     element = cursor.number("I")
     if element == _STRING:
-        count = cursor.count("Q", least=8)
+        count = cursor.count(least=8)
         for _ in range(count):
             cursor.skip(cursor.number("Q"))
         return count
     if element not in _SCALARS:
         raise ValueError(f"an array of type {element} at byte {cursor.position}, which is not read")
     width = struct.calcsize(_SCALARS[element])
-    count = cursor.count("Q", least=width)
+    count = cursor.count(least=width)
     if count > _MAX_KEPT_NUMBERS:
         cursor.skip(count * width)
         return count

@@ -21,7 +21,7 @@ from converters.gguf_rope import RopeFacts
 from converters.operations import Array, DeinterleaveRope, Shape
 from converters.parts import read_range
 from converters.rules import match, render
-from converters.source import COMPANION_FILES, TensorHeader, read_bytes
+from converters.source import BesideTheWeights, TensorHeader, only_file
 from converters.torch_gguf_tokenizer import tokenizer_files
 from pipeline.errors import CheckpointError
 
@@ -52,7 +52,7 @@ class _Place:
     """Which slice of the first axis, where the file keeps experts in one tensor."""
 
 
-class GgufSource:
+class GgufSource(BesideTheWeights):
     """An open GGUF file; holds its header, no weights."""
 
     format = "gguf"
@@ -85,15 +85,7 @@ class GgufSource:
             CheckpointError: the file is damaged, of an unknown architecture, or holds tensors that its family does not
                 have; names them.
         """
-        if path.is_dir():
-            files = sorted(path.glob(f"*{SUFFIX}"))
-            if len(files) > 1:
-                raise CheckpointError(
-                    f"{path}: several GGUF files: {', '.join(file.name for file in files)}", hint="name the file itself"
-                )
-            (path,) = files
-        if not path.is_file():
-            raise CheckpointError(f"{path}: is no regular file")
+        path = only_file(path, suffix=SUFFIX)
         try:
             header = read_gguf_header(path)
             family = gguf_family(header.metadata)
@@ -106,13 +98,13 @@ class GgufSource:
         return dict(self._config)
 
     def companions(self) -> dict[str, bytes]:
-        """The tokenizer beside the file, or else the one that transformers makes of its vocabulary."""
-        beside = [name for name in COMPANION_FILES if (self.directory / name).is_file()]
-        if beside:
-            return {name: read_bytes(self.directory / name) for name in beside}
+        """What lies beside the file; without a tokenizer there, the one that transformers makes of its vocabulary."""
+        beside = super().companions()
+        if "tokenizer.json" in beside:
+            return beside
         if self._tokenizer is None:
             self._tokenizer = tokenizer_files(self._path)
-        return dict(self._tokenizer)
+        return self._tokenizer | beside
 
     def read(self, name: str) -> Array:
         """The tensor as it was before llama.cpp: dequantized, in transformers' layout.
@@ -196,6 +188,9 @@ def _places(header: GgufHeader, family: GgufFamily) -> dict[str, _Place]:
     places: dict[str, _Place] = {}
     complaints = []
     for tensor in header.tensors.values():
+        if not _can_dequantize(tensor.kind):
+            complaints.append(f"{tensor.name}: the gguf package does not dequantize {tensor.kind.name}")
+            continue
         if tensor.name in _ROPE_TENSORS:
             continue
         stem, _, suffix = tensor.name.rpartition(".")
@@ -207,9 +202,6 @@ def _places(header: GgufHeader, family: GgufFamily) -> dict[str, _Place]:
         ]
         if not found or suffix not in ("weight", "bias"):
             complaints.append(f"{tensor.name} {tensor.shape}: no {family.model_type} has it")
-            continue
-        if not _can_dequantize(tensor.kind):
-            complaints.append(f"{tensor.name}: the gguf package does not dequantize {tensor.kind.name}")
             continue
         template, theirs, captures = found[0]
         experts: Sequence[int | None] = [None]
@@ -230,7 +222,7 @@ def _places(header: GgufHeader, family: GgufFamily) -> dict[str, _Place]:
 def _can_dequantize(kind: GGMLQuantizationType) -> bool:
     if kind in _PLAIN:
         return True
-    try:
+    try:  # the package has no list of the kinds that it dequantizes; it says so of each by this exception
         dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
     except NotImplementedError:
         return False

@@ -52,7 +52,9 @@ def rope_parameters(read: Callable[[str], Any], *, rope: RopeFacts, head_dim: in
         kind, factor = "linear", older
     if rope.divisors is not None:
         return found | _llama3(rope.divisors, theta=found["rope_theta"])
-    if rope.long is not None and rope.short is not None:
+    if rope.long is not None or rope.short is not None:
+        if rope.long is None or rope.short is None:
+            raise ValueError("it has one of rope_factors_long.weight and rope_factors_short.weight without the other")
         return found | {
             "rope_type": "longrope",
             "long_factor": rope.long.tolist(),

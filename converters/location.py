@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 import fsspec
@@ -21,20 +20,14 @@ MAX_CACHE_BYTES = 100_000_000_000
 """What all copies together may take; the least recently used go first."""
 _LEFT_FREE_BYTES = 1_000_000_000
 
-Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all."""
 
-
-def locate(
-    text: str, *, cache: Path | None = None, max_cache_bytes: int = MAX_CACHE_BYTES, progress: Progress | None = None
-) -> Path:
+def locate(text: str, *, cache: Path | None = None, max_cache_bytes: int = MAX_CACHE_BYTES) -> Path:
     """The local file or directory of a path or an fsspec URL (`s3://`, `gs://`, `memory://`, `file://`, ...).
 
     Args:
         text: a path is given back as it is; of a URL, a file or everything under a directory is fetched.
         cache: where copies lie; a directory of this user under the system's temporary one where None.
         max_cache_bytes: bounds the cache.
-        progress: told after each file.
 
     Raises:
         CheckpointError: the model is larger than the cache or than what the disk has free, or cannot be fetched.
@@ -48,7 +41,7 @@ def locate(
     root = _private(cache or Path(tempfile.gettempdir()) / f"pipeline-models-{os.getuid()}")
     kept = root / digest(url).rpartition(":")[2][:32]
     if not kept.is_dir():
-        _fetch(url, to=kept, max_cache_bytes=max_cache_bytes, progress=progress)
+        _fetch(url, to=kept, max_cache_bytes=max_cache_bytes)
     os.utime(kept)
     return _inside(kept, url=url)
 
@@ -65,7 +58,7 @@ def _private(directory: Path) -> Path:
     return directory
 
 
-def _fetch(url: str, *, to: Path, max_cache_bytes: int, progress: Progress | None) -> None:
+def _fetch(url: str, *, to: Path, max_cache_bytes: int) -> None:
     """Copy the files of `url` into the directory `to`, which appears complete or not at all."""
     partial = to.parent / f".fetching-{secrets.token_hex(8)}"
     try:
@@ -74,8 +67,7 @@ def _fetch(url: str, *, to: Path, max_cache_bytes: int, progress: Progress | Non
         sizes = {path: entry if isinstance(entry, int) else int(entry["size"] or 0) for path, entry in sizes.items()}
         _make_room(to.parent, num_bytes=sum(sizes.values()), max_cache_bytes=max_cache_bytes, url=url)
         partial.mkdir()
-        done = 0
-        for path, size in sizes.items():
+        for path in sizes:
             relative = PurePosixPath(
                 PurePosixPath(path).name if path == start else path.removeprefix(start).lstrip("/")
             )
@@ -84,9 +76,6 @@ def _fetch(url: str, *, to: Path, max_cache_bytes: int, progress: Progress | Non
             local = partial / relative
             local.parent.mkdir(parents=True, exist_ok=True)
             files.get_file(path, str(local))
-            done += size
-            if progress is not None:
-                progress(done, sum(sizes.values()))
         if not to.exists():  # else another process was first; its copy is the same
             partial.rename(to)
     except OSError as error:

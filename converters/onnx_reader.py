@@ -22,7 +22,7 @@ from onnx.numpy_helper import to_array
 
 from converters.operations import DTYPES, Array, Shape
 from converters.parts import read_range
-from converters.source import CONFIG_FILE, BesideTheWeights, TensorHeader
+from converters.source import CONFIG_FILE, BesideTheWeights, TensorHeader, only_file
 from pipeline.errors import CheckpointError
 
 SUFFIX = ".onnx"
@@ -78,13 +78,7 @@ class OnnxSource(BesideTheWeights):
             CheckpointError: the file is damaged or quantized, points outside of its directory, or weights have no names
                 that torch knows; lists every one.
         """
-        if path.is_dir():
-            files = sorted(path.glob(f"*{SUFFIX}"))
-            if len(files) > 1:
-                raise CheckpointError(
-                    f"{path}: several ONNX files: {', '.join(file.name for file in files)}", hint="name the file itself"
-                )
-            (path,) = files
+        path = only_file(path, suffix=SUFFIX)
         graph = _graph(path)
         weights: dict[str, _Weight] = {}
         complaints = []
@@ -138,8 +132,6 @@ class OnnxSource(BesideTheWeights):
 
 def _graph(path: Path) -> onnx.GraphProto:
     try:
-        if not path.is_file():
-            raise ValueError("is no regular file")
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ValueError(f"has {path.stat().st_size} bytes; an ONNX file holds {MAX_FILE_BYTES} at most")
         model = onnx.load_model(path, load_external_data=False)

@@ -7,13 +7,14 @@ into them; what lies beside each other by chance is never guessed together.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from converters.operations import Array, Shape
 from converters.parts import Reading, check_parts, place_of, read_range, regular_file_complaints
 from converters.safetensors_header import StoredPart, read_header
-from converters.source import STORED_DTYPES, BesideTheWeights, TensorHeader
+from converters.source import BesideTheWeights, TensorHeader, stored_dtype
 from pipeline.errors import CheckpointError
 from pipeline.models.json_file import read_json
 
@@ -91,23 +92,19 @@ class SafetensorsSource(BesideTheWeights):
             CheckpointError: the file became shorter since it was opened, or the dtype is none that is read.
         """
         header, parts = self.headers[name], self._parts[name]
-        if header.dtype not in STORED_DTYPES:
-            raise CheckpointError(
-                f"{parts[0].path}: {name} has dtype {header.dtype}, which is not read; "
-                f"allowed: {', '.join(STORED_DTYPES)}"
-            )
+        dtype = stored_dtype(header, path=parts[0].path)
         if len(parts) == 1:
-            return self._read_part(name, parts[0], dtype=header.dtype)
-        whole = np.empty(header.shape, STORED_DTYPES[header.dtype])
+            return self._read_part(name, parts[0], dtype=dtype)
+        whole = np.empty(header.shape, dtype)
         for part in parts:
-            whole[place_of(part)] = self._read_part(name, part, dtype=header.dtype)
+            whole[place_of(part)] = self._read_part(name, part, dtype=dtype)
         return whole
 
-    def _read_part(self, name: str, part: StoredPart, *, dtype: str) -> Array:
+    def _read_part(self, name: str, part: StoredPart, *, dtype: np.dtype[Any]) -> Array:
         raw = read_range(part.path, offset=part.offset, num_bytes=part.num_bytes, name=name, reading=self._reading)
-        if dtype == "bool" and (raw > 1).any():
+        if dtype == np.bool_ and (raw > 1).any():
             raise CheckpointError(f"{part.path}: {name} is bool and holds other bytes than 0 and 1")
-        return raw.view(STORED_DTYPES[dtype]).reshape(part.sizes)
+        return raw.view(dtype).reshape(part.sizes)
 
 
 def _joined(name: str, parts: Sequence[StoredPart]) -> TensorHeader:

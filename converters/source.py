@@ -116,6 +116,37 @@ class BesideTheWeights:
         }
 
 
+def stored_dtype(header: TensorHeader, *, path: Path) -> np.dtype[Any]:
+    """What the bytes of a tensor in the file or directory `path` are in numpy.
+
+    Raises:
+        CheckpointError: the dtype is none that is read; names the allowed ones.
+    """
+    if header.dtype not in STORED_DTYPES:
+        raise CheckpointError(
+            f"{path}: {header.name} has dtype {header.dtype}, which is not read; allowed: {', '.join(STORED_DTYPES)}"
+        )
+    return STORED_DTYPES[header.dtype]
+
+
+def only_file(path: Path, *, suffix: str) -> Path:
+    """The regular file `path`, or the only one in the directory `path` whose name ends so.
+
+    Raises:
+        CheckpointError: there are several, or it is no regular file.
+    """
+    if path.is_dir():
+        files = sorted(path.glob(f"*{suffix}"))
+        if len(files) > 1:
+            raise CheckpointError(
+                f"{path}: several {suffix} files: {', '.join(file.name for file in files)}", hint="name the file itself"
+            )
+        (path,) = files
+    if not path.is_file():
+        raise CheckpointError(f"{path}: is no regular file")
+    return path
+
+
 def read_bytes(path: Path) -> bytes:
     """The content of a small file.
 

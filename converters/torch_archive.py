@@ -51,9 +51,16 @@ class Record:
 
 
 def is_archive(path: Path) -> bool:
-    """True where the file is a zip archive (torch 1.6 and later)."""
-    with path.open("rb") as file:
-        return file.read(4) == b"PK\x03\x04"
+    """True where the file is a zip archive (torch 1.6 and later).
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"PK\x03\x04"
+    except OSError as error:
+        raise _refusal(path, error) from error
 
 
 def read_records(path: Path) -> dict[int, Record]:
@@ -82,7 +89,7 @@ def read_records(path: Path) -> dict[int, Record]:
                 for member in members
                 if "/data/" in member.filename
             }
-    except (OSError, ValueError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:  # the last: a later zip version
         raise _refusal(path, error) from error
 
 
@@ -95,7 +102,7 @@ def check_legacy(path: Path) -> None:
     try:
         with path.open("rb") as file:
             _check_names(file, num_pickles=NUM_LEGACY_PICKLES)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         raise _refusal(path, error) from error
 
 
@@ -129,6 +136,8 @@ def _check_members(members: list[zipfile.ZipInfo], *, size: int) -> None:
     names = [member.filename for member in members]
     if len(set(names)) != len(names):
         raise ValueError(f"holds {next(name for name in names if names.count(name) > 1)} twice")
+    if len({name.partition("/")[0] for name in names}) > 1:  # torch reads the first alone
+        raise ValueError("its records lie under more than one name, as torch.save never writes them")
     for member in members:
         if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
             raise ValueError(f"{member.filename} is deflated, which torch.save never does")

@@ -24,8 +24,8 @@ from converters.model_subtree import model_subtree
 from converters.operations import Array, Shape
 from converters.parts import check_parts, place_of
 from converters.pickle_instructions import check_instructions
-from converters.source import CONFIG_FILE, BesideTheWeights, TensorHeader
-from converters.torch_file_reader import to_numpy
+from converters.source import CONFIG_FILE, BesideTheWeights, TensorHeader, stored_dtype
+from converters.torch_file_reader import TORCH_ERRORS, first_line, to_numpy
 from pipeline.errors import CheckpointError
 
 METADATA_FILE = ".metadata"
@@ -48,21 +48,7 @@ _METADATA_CLASSES = {
     "pathlib": {"Path", "PosixPath", "PurePath", "PurePosixPath"},
     "collections": {"OrderedDict"},
 }
-# What `pickle` and `torch.load` raise on damaged bytes; the set is not documented, these were seen under bit flips.
-_DAMAGE = (
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-    RuntimeError,
-    ValueError,
-    EOFError,
-    OverflowError,
-    OSError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    TypeError,
-    MemoryError,
-)
+_DAMAGE = (*TORCH_ERRORS, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +97,7 @@ class TorchDcpSource(BesideTheWeights):
             headers, chunks, complaints = _plan(metadata, where=str(data / METADATA_FILE))
             complaints += _file_complaints(data, chunks)
         except _DAMAGE as error:
-            raise CheckpointError(f"{data / METADATA_FILE}: damaged DCP metadata: {_first_line(error)}") from error
+            raise CheckpointError(f"{data / METADATA_FILE}: damaged DCP metadata: {first_line(error)}") from error
         if complaints:
             raise CheckpointError(f"{data}: damaged checkpoint:\n" + "\n".join(f"  {text}" for text in complaints))
         if not headers:
@@ -126,9 +112,10 @@ class TorchDcpSource(BesideTheWeights):
         """The tensor, assembled from its chunks; peak memory is the tensor and one chunk's bytes.
 
         Raises:
-            CheckpointError: a shard is damaged; names it.
+            CheckpointError: a shard is damaged, or the dtype is none that is read; names it.
         """
         header = self.headers[name]
+        stored_dtype(header, path=self._data)
         chunks = self._chunks[name]
         parts = ((chunk, self._read_chunk(name, chunk)) for chunk in chunks)
         if len(chunks) == 1 and chunks[0].sizes == header.shape:
@@ -149,7 +136,7 @@ class TorchDcpSource(BesideTheWeights):
             tensor = torch.load(archive, map_location="cpu", weights_only=True)
         except _DAMAGE as error:
             raise CheckpointError(
-                f"{path}: the bytes of {name} at offset {chunk.offset} are damaged: {_first_line(error)}"
+                f"{path}: the bytes of {name} at offset {chunk.offset} are damaged: {first_line(error)}"
             ) from error
         found = (tuple(getattr(tensor, "shape", ())), str(getattr(tensor, "dtype", type(tensor).__name__)))
         if found != (chunk.sizes, f"torch.{header.dtype}"):
@@ -200,7 +187,7 @@ def _read_metadata(path: Path) -> Any:
             file.seek(0)
             metadata = _MetadataUnpickler(file).load()
     except _DAMAGE as error:
-        raise CheckpointError(f"{path}: not readable as DCP metadata: {_first_line(error)}") from error
+        raise CheckpointError(f"{path}: not readable as DCP metadata: {first_line(error)}") from error
     if not isinstance(getattr(metadata, "state_dict_metadata", None), dict) or not metadata.storage_data:
         raise CheckpointError(f"{path}: holds {type(metadata).__name__}, not the metadata of a DCP checkpoint")
     return metadata
@@ -285,7 +272,3 @@ def _file_complaints(data: Path, chunks: Mapping[str, list[_Chunk]]) -> list[str
         elif path.stat().st_size < end:
             complaints.append(f"{path}: shard is truncated: {path.stat().st_size} bytes, the model needs {end}")
     return complaints
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"

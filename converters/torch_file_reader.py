@@ -23,7 +23,7 @@ from converters.model_subtree import WRAPPER_KEYS, KeyPath, model_subtree
 from converters.operations import Array
 from converters.parts import read_range, regular_file_complaints
 from converters.safetensors_reader import read_index
-from converters.source import STORED_DTYPES, BesideTheWeights, TensorHeader
+from converters.source import BesideTheWeights, TensorHeader, stored_dtype
 from converters.torch_archive import Record, check_legacy, hold_checksum, is_archive, read_records
 from pipeline.errors import CheckpointError
 
@@ -34,7 +34,7 @@ NOT_A_MODEL = ("training_args", "optimizer", "scheduler", "scaler", "rng_state")
 MAX_EXPANDED_BYTES = 1 << 26
 """What a tensor that repeats its storage (stride 0) may become beyond the size of its file."""
 
-_TORCH_ERRORS = (
+TORCH_ERRORS = (
     pickle.UnpicklingError,
     RuntimeError,
     ValueError,
@@ -118,11 +118,7 @@ class TorchFileSource(BesideTheWeights):
             CheckpointError: the file is damaged or became shorter, or the dtype is none that is read.
         """
         header, view = self.headers[name], self._views[name]
-        if header.dtype not in STORED_DTYPES:
-            raise CheckpointError(
-                f"{view.path}: {name} has dtype {header.dtype}, which is not read; allowed: {', '.join(STORED_DTYPES)}"
-            )
-        dtype = STORED_DTYPES[header.dtype]
+        dtype = stored_dtype(header, path=view.path)
         if view.offset is None:
             return to_numpy(view.tensor)
         if math.prod(header.shape) == 0:
@@ -147,6 +143,11 @@ def to_numpy(tensor: torch.Tensor) -> Array:
         bits = torch.int16 if name == "bfloat16" else torch.uint8
         return np.asarray(tensor.view(bits).numpy().view(getattr(ml_dtypes, name)))
     return np.asarray(tensor.numpy())
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the pages that torch appends."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else 'no message'}"
 
 
 def _candidates(directory: Path) -> list[Path]:
@@ -184,10 +185,9 @@ def _views(path: Path) -> dict[str, _View]:
         check_legacy(path)
     try:
         state = torch.load(path, map_location="cpu" if records is None else "meta", weights_only=True)
-    except _TORCH_ERRORS as error:
-        first = str(error).strip().splitlines()[0][:200] if str(error).strip() else "no message"
+    except TORCH_ERRORS as error:
         raise CheckpointError(
-            f"{path}: not readable as a torch checkpoint: {type(error).__name__}: {first}",
+            f"{path}: not readable as a torch checkpoint: {first_line(error)}",
             hint="only tensors are read, never code: save model.state_dict() with torch.save, or safetensors",
         ) from error
     views, complaints = {}, []

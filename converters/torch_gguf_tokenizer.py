@@ -13,18 +13,6 @@ from transformers.utils import logging
 
 from converters.source import COMPANION_FILES
 
-# What transformers and tokenizers raise for vocabularies that they do not know; found with files without one.
-_NOT_CONVERTED = (
-    ValueError,
-    KeyError,
-    IndexError,
-    TypeError,
-    AttributeError,
-    NotImplementedError,
-    OSError,
-    ImportError,
-)
-
 
 def tokenizer_files(path: Path) -> dict[str, bytes]:
     """`tokenizer.json` and its companions, made from the vocabulary of the file; empty where that cannot be done."""
@@ -33,10 +21,14 @@ def tokenizer_files(path: Path) -> dict[str, bytes]:
     try:
         # AutoTokenizer gives the same bytes, but reads the whole metadata twice more for a config (16 s, and 1.3 here).
         tokenizer = PreTrainedTokenizerFast.from_pretrained(str(path.parent), gguf_file=path.name)
-        with tempfile.TemporaryDirectory() as temporary:
-            tokenizer.save_pretrained(temporary)
-            return {file.name: file.read_bytes() for file in Path(temporary).iterdir() if file.name in COMPANION_FILES}
-    except _NOT_CONVERTED:
+    except BaseException as error:
+        # For a vocabulary without sense, tokenizers raises Exception itself or panics, which is no Exception.
+        is_of_vocabulary = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        if not is_of_vocabulary or isinstance(error, ImportError | MemoryError):
+            raise
         return {}
     finally:
         logging.set_verbosity(verbosity)
+    with tempfile.TemporaryDirectory() as temporary:
+        tokenizer.save_pretrained(temporary)
+        return {file.name: file.read_bytes() for file in Path(temporary).iterdir() if file.name in COMPANION_FILES}

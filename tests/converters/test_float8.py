@@ -62,6 +62,13 @@ def test_blocks_are_128_wide_unless_the_config_says(tmp_path):
     assert (found[128:, :128] == (weight[128:, :128].float() * scale[1, 0]).numpy()).all()
 
 
+def test_scale_of_each_block_of_a_tensor_that_is_one_block_wide(tmp_path):
+    weight = torch.randn(130, 64).to(E4M3)
+    scale = torch.rand(2, 1) + 0.5
+    source = open_source(saved(tmp_path, {"w": weight, "w_scale_inv": scale}))
+    assert (source.read("w") == (weight.float() * scale.repeat_interleave(128, 0)[:130]).numpy()).all()
+
+
 def test_scales_of_activations_are_left_out(tmp_path):
     tensors = {
         "w.weight": torch.ones(2, 2).to(E4M3),
@@ -98,3 +105,10 @@ def test_block_size_that_is_none_is_refused(tmp_path):
     tensors = {"w": torch.ones(2, 2).to(E4M3), "w_scale": torch.ones(1)}
     with pytest.raises(CheckpointError, match="weight_block_size is '128'; allowed: two sizes"):
         open_source(saved(tmp_path, tensors, weight_block_size="128"))
+
+
+def test_quantization_that_is_no_object_is_refused(tmp_path):
+    saved(tmp_path, {"w": torch.ones(2, 2).to(E4M3), "w_scale": torch.ones(1)})
+    (tmp_path / "config.json").write_text('{"quantization_config": "fp8"}')
+    with pytest.raises(CheckpointError, match="quantization_config must be an object, found 'fp8'"):
+        open_source(tmp_path)

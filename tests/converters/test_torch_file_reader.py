@@ -172,6 +172,15 @@ def rewritten(path: Path, *, compression: int = zipfile.ZIP_STORED, **replaced: 
     return path
 
 
+def test_archive_of_two_states_is_refused(tmp_path):
+    """torch reads the first `data.pkl`, and it must be that one which was looked at."""
+    path = save(tmp_path, {"w": torch.ones(3)})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("other/data.pkl", pickle.dumps({}, protocol=2))
+    with pytest.raises(CheckpointError, match=r"its records lie under more than one name"):
+        open_source(path)
+
+
 def test_archive_that_inflates_is_refused_before_it_does(tmp_path):
     path = save(tmp_path, {"w": torch.zeros(10_000_000, dtype=torch.uint8)})
     rewritten(path, compression=zipfile.ZIP_DEFLATED)
