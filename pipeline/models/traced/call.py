@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline.errors import ParameterError
-from pipeline.models.traced.dtypes import DTYPES
+from pipeline.models.traced.dtypes import DTYPES, category
 from pipeline.models.traced.program import Argument, Program, Ref, refs
 
 _INT32 = np.iinfo(np.int32)
@@ -82,7 +82,8 @@ def _fits(program: Program, path: str, value: Any, complaints: list[str]) -> boo
         complaints.append(f"{path}: must be an array, found {type(value).__name__}")
         return False
     declared = jnp.dtype(DTYPES[spec.dtype])
-    if _kind(value.dtype) != _kind(declared) and not (_kind(value.dtype) == "b" and _kind(declared) == "i"):
+    # A mask may be given as bools where the trace had whole numbers.
+    if category(value.dtype) != category(declared) and (category(value.dtype), category(declared)) != (0, 1):
         complaints.append(f"{path}: dtype {value.dtype}, must be {spec.dtype}")
         return False
     if len(value.shape) != len(spec.shape):
@@ -94,14 +95,6 @@ def _fits(program: Program, path: str, value: Any, complaints: list[str]) -> boo
             complaints.append(f"{path}: holds numbers from {low} to {high}; 32 bit integers are computed with")
             return False
     return True
-
-
-def _kind(dtype: Any) -> str:
-    if jnp.issubdtype(dtype, jnp.floating):
-        return "f"
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        return "c"
-    return "b" if dtype == jnp.bool_ else "i"
 
 
 def _size_complaints(program: Program, arrays: Mapping[str, Any]) -> list[str]:

@@ -20,7 +20,7 @@ from pipeline.models.description import Arrays, ModelKind
 from pipeline.models.traced.dtypes import DTYPES
 from pipeline.models.traced.interpreter import Interpreter
 from pipeline.models.traced.module import TracedModule, interpreter_and_constants
-from pipeline.models.traced.program import Input, Program, Ref
+from pipeline.models.traced.program import Input, Program, substituted
 from pipeline.models.traced.program_file import read_program
 
 _BATCH_SIZE = 3
@@ -91,7 +91,7 @@ class TracedModel:
 
     def forward(self, module: nnx.Module, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
         """Run `module` on inputs by path; every tensor of the output by its path."""
-        given = {name: _filled(tree, inputs) for name, tree in self.program.arguments.items()}
+        given = substituted(dict(self.program.arguments), inputs)
         outputs: dict[str, jax.Array] = {}
         _flatten(module(**given), "", outputs)
         return outputs
@@ -116,14 +116,6 @@ def _example(name: str, spec: Input, shape: tuple[int, ...], random: np.random.G
         return (np.arange(shape[1]) < lengths[:, None]).astype(bool if dtype == jnp.bool_ else np.int32)
     drawn = random.integers(spec.low, spec.high, shape)
     return drawn.astype(bool if dtype == jnp.bool_ else np.int32)
-
-
-def _filled(tree: Any, inputs: Mapping[str, Any]) -> Any:
-    if isinstance(tree, list | tuple):
-        return type(tree)(_filled(item, inputs) for item in tree)
-    if isinstance(tree, dict):
-        return {key: _filled(item, inputs) for key, item in tree.items()}
-    return inputs[tree.name] if isinstance(tree, Ref) else tree
 
 
 def _flatten(value: Any, path: str, outputs: dict[str, jax.Array]) -> None:

@@ -36,7 +36,8 @@ DTYPES: dict[str, Any] = {
 }
 """JAX dtype by torch name."""
 
-_SENTINELS = (-(2**63), 2**63 - 1)
+SENTINELS = (-(2**63), 2**63 - 1)
+"""The ends of int64, which stand for "no limit"."""
 
 DEFAULT_FLOAT: Any = jnp.float32
 """What torch makes of a Python float."""
@@ -53,7 +54,8 @@ def jax_dtype(value: Any) -> Any:
     return jnp.dtype(jnp.complex64 if isinstance(value, complex) else DEFAULT_FLOAT)
 
 
-def _category(dtype: Any) -> int:
+def category(dtype: Any) -> int:
+    """0 for bools, 1 for integers, 2 for floats, 3 for complex numbers."""
     if dtype == jnp.bool_:
         return 0
     if jnp.issubdtype(dtype, jnp.integer):
@@ -72,20 +74,16 @@ def promoted_dtype(values: Sequence[Any]) -> Any:
         for dtype in dtypes:
             if result is None:
                 result = dtype
-            elif tier == 0 or _same_tier(tiers, tier):
+            elif not any(tiers[:tier]):
                 result = jnp.promote_types(result, dtype)
-            elif _category(dtype) > _category(result):
+            elif category(dtype) > category(result):
                 result = _raised(result, dtype)
     return result
 
 
-def _same_tier(tiers: list[list[Any]], tier: int) -> bool:
-    return not any(tiers[:tier])
-
-
 def _raised(result: Any, dtype: Any) -> Any:
     # A complex number on float tensors keeps their width; 16 bit complex does not exist here.
-    return jnp.promote_types(result, dtype) if _category(dtype) == 3 else dtype
+    return jnp.promote_types(result, dtype) if category(dtype) == 3 else dtype
 
 
 def promote(*values: Any) -> list[jax.Array]:
@@ -97,7 +95,7 @@ def promote(*values: Any) -> list[jax.Array]:
 def promote_float(*values: Any) -> list[jax.Array]:
     """As `promote`; integers and bools become floats."""
     dtype = promoted_dtype(values)
-    dtype = dtype if _category(dtype) >= 2 else jnp.dtype(DEFAULT_FLOAT)
+    dtype = dtype if category(dtype) >= 2 else jnp.dtype(DEFAULT_FLOAT)
     return [cast(value, dtype) for value in values]
 
 
@@ -124,7 +122,7 @@ def _fitting(value: int, limits: Any) -> int:
         return value
     if limits.bits < 32:
         return (value - low) % (1 << limits.bits) + low
-    if value in _SENTINELS:
+    if value in SENTINELS:
         return low if value < 0 else high
     raise ParameterError(
         f"the program computes with the whole number {value}, which 32 bit cannot hold",

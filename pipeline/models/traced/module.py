@@ -16,6 +16,7 @@ from flax import nnx
 from pipeline.errors import ParameterError
 from pipeline.models.traced.call import bound_inputs
 from pipeline.models.traced.interpreter import Interpreter
+from pipeline.models.traced.program import Program
 from pipeline.models.variables import Buffer
 
 EMBEDDED_BYTES = 1 << 14
@@ -95,7 +96,7 @@ class TracedModule(nnx.Module):
 
 
 def interpreter_and_constants(
-    program: Any, constants: Mapping[str, np.ndarray[Any, Any]]
+    program: Program, constants: Mapping[str, np.ndarray[Any, Any]]
 ) -> tuple[Interpreter, dict[str, jax.Array]]:
     """The program with its small constants, and the large ones as arrays."""
     small = {name: value for name, value in constants.items() if value.nbytes <= EMBEDDED_BYTES}

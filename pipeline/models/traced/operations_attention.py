@@ -35,13 +35,7 @@ def scaled_dot_product_attention(
     Boolean masks say what is seen; float masks are added to the scores.
     """
     key, value = _for_each_head(query, key, value) if enable_gqa else (key, value)
-    scores = _scores(query, key, scale)
-    if is_causal:
-        num_queries, num_keys = scores.shape[-2:]
-        scores = jnp.where(jnp.tri(num_queries, num_keys, dtype=jnp.bool_), scores, -jnp.inf)
-    if attn_mask is not None:
-        is_choice = attn_mask.dtype == jnp.bool_
-        scores = jnp.where(attn_mask, scores, -jnp.inf) if is_choice else scores + attn_mask.astype(scores.dtype)
+    scores = _scores(query, key, attn_mask, is_causal=is_causal, scale=scale)
     shares = jax.nn.softmax(scores, axis=-1) if attn_mask is None else safe_softmax(scores, -1)
     shares = shares.astype(query.dtype)
     if dropout_p > 0:
@@ -62,13 +56,24 @@ def flash_attention(
 ) -> tuple[jax.Array, jax.Array]:
     """Output, and the logarithm of each row's sum, by the name torch's CPU kernel has."""
     y = scaled_dot_product_attention(draw, query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
-    return y, jax.nn.logsumexp(_scores(query, key, scale), axis=-1)
+    return y, jax.nn.logsumexp(_scores(query, key, attn_mask, is_causal=is_causal, scale=scale), axis=-1)
 
 
-def _scores(query: jax.Array, key: jax.Array, scale: float | None) -> jax.Array:
+def _scores(
+    query: jax.Array, key: jax.Array, attn_mask: jax.Array | None, *, is_causal: bool, scale: float | None
+) -> jax.Array:
+    """[..., N, T, S], -inf where nothing is seen."""
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = jnp.matmul(query, jnp.swapaxes(key, -1, -2))
-    return scores.astype(jnp.promote_types(scores.dtype, jnp.float32)) * scale
+    scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32)) * scale
+    if is_causal:
+        num_queries, num_keys = scores.shape[-2:]
+        scores = jnp.where(jnp.tri(num_queries, num_keys, dtype=jnp.bool_), scores, -jnp.inf)
+    if attn_mask is None:
+        return scores
+    if attn_mask.dtype == jnp.bool_:
+        return jnp.where(attn_mask, scores, -jnp.inf)
+    return scores + attn_mask.astype(scores.dtype)
 
 
 def _for_each_head(query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:

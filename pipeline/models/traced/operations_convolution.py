@@ -19,7 +19,8 @@ from pipeline.models.traced.dtypes import promote
 Sizes = int | Sequence[int]
 
 
-def _each(value: Sizes, num_dims: int) -> tuple[int, ...]:
+def each_dim(value: Sizes, num_dims: int) -> tuple[int, ...]:
+    """One size a dim, where one may be given for all."""
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * num_dims if len(values) == 1 else values
 
@@ -39,16 +40,16 @@ def convolution(
     num_dims = weight.ndim - 2
     x, weight = promote(x, weight)
     batched = x if x.ndim == num_dims + 2 else x[None]
-    strides, dilations = _each(stride, num_dims), _each(dilation, num_dims)
+    strides, dilations = each_dim(stride, num_dims), each_dim(dilation, num_dims)
     reach = [step * (size - 1) for step, size in zip(dilations, weight.shape[2:], strict=True)]
     pads = [(0, 0)] * num_dims
     if isinstance(padding, str):
         if padding == "same":
             pads = [(length // 2, length - length // 2) for length in reach]
     else:
-        pads = [(size, size) for size in _each(padding, num_dims)]
+        pads = [(size, size) for size in each_dim(padding, num_dims)]
     if transposed:
-        extra = _each(output_padding, num_dims)
+        extra = each_dim(output_padding, num_dims)
         pads = [(r - low, r - high + more) for r, (low, high), more in zip(reach, pads, extra, strict=True)]
         weight = _flipped(weight, groups)
     letters = "DHW"[-num_dims:]

@@ -76,7 +76,7 @@ def masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Arra
 
 def index_select(x: jax.Array, dim: int, indices: jax.Array) -> jax.Array:
     """Slices along a dim, in the order of the indices."""
-    return jnp.take(x, indices, axis=dim, mode="wrap") if x.ndim else x
+    return jnp.take(x, indices, axis=dim, mode="clip") if x.ndim else x
 
 
 def take(x: jax.Array, indices: jax.Array) -> jax.Array:

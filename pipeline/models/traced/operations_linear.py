@@ -66,11 +66,15 @@ def tensordot(x: jax.Array, y: jax.Array, dims_x: Sequence[int], dims_y: Sequenc
     return jnp.tensordot(x, y, axes=(tuple(dims_x), tuple(dims_y)))
 
 
-def cross(x: jax.Array, y: jax.Array, dim: int | None = -1) -> jax.Array:
+def linalg_cross(x: jax.Array, y: jax.Array, *, dim: int = -1) -> jax.Array:
     """Cross product of vectors of three."""
-    axis = x.shape.index(3) if dim is None else dim
     first, second = jnp.broadcast_arrays(x, y)
-    return jnp.cross(first, second, axis=axis)
+    return jnp.cross(first, second, axis=dim)
+
+
+def cross(x: jax.Array, y: jax.Array, dim: int | None = None) -> jax.Array:
+    """As `linalg_cross`; without a dim along the first of size three."""
+    return linalg_cross(x, y, dim=x.shape.index(3) if dim is None else dim)
 
 
 def trace(x: jax.Array) -> jax.Array:
@@ -83,11 +87,14 @@ def solve_triangular(
 ) -> jax.Array:
     """The x of `matrix @ x = y` (or `x @ matrix = y`) for a triangle."""
     return jax.lax.linalg.triangular_solve(
-        *jnp.broadcast_arrays(matrix, y) if matrix.shape[:-2] != y.shape[:-2] else (matrix, y),
-        left_side=left,
-        lower=not upper,
-        unit_diagonal=unitriangular,
+        *_one_batch(matrix, y), left_side=left, lower=not upper, unit_diagonal=unitriangular
     )
+
+
+def _one_batch(matrix: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Both with the same dims before those of the matrices."""
+    lead = jnp.broadcast_shapes(matrix.shape[:-2], y.shape[:-2])
+    return jnp.broadcast_to(matrix, (*lead, *matrix.shape[-2:])), jnp.broadcast_to(y, (*lead, *y.shape[-2:]))
 
 
 def solve_ex(matrix: jax.Array, y: jax.Array, *, left: bool = True, **_: Any) -> tuple[jax.Array, jax.Array]:
@@ -101,8 +108,7 @@ def solve(matrix: jax.Array, y: jax.Array, *, left: bool = True) -> jax.Array:
         return solve(matrix.mT, y.mT).mT  # x A = y is A' x' = y'
     if y.ndim == 1 or y.shape == matrix.shape[:-1]:
         return jnp.linalg.solve(matrix, y[..., None])[..., 0]
-    lead = jnp.broadcast_shapes(matrix.shape[:-2], y.shape[:-2])
-    return jnp.linalg.solve(*(jnp.broadcast_to(part, (*lead, *part.shape[-2:])) for part in (matrix, y)))
+    return jnp.linalg.solve(*_one_batch(matrix, y))
 
 
 def inv_ex(x: jax.Array, **_: Any) -> tuple[jax.Array, jax.Array]:
@@ -186,7 +192,7 @@ LINEAR: Mapping[str, Callable[..., Any]] = {
     "aten.bmm.default": matmul,
     "aten.mv.default": matmul,
     "aten.dot.default": matmul,
-    "aten.vdot.default": matmul,
+    "aten.vdot.default": jnp.vdot,
     "aten.inner.default": jnp.inner,
     "aten.addmm.default": addmm,
     "aten.addmv.default": addmm,
@@ -200,7 +206,7 @@ LINEAR: Mapping[str, Callable[..., Any]] = {
     "aten.tensordot.default": tensordot,
     "aten.kron.default": jnp.kron,
     "aten.cross.default": cross,
-    "aten.linalg_cross.default": cross,
+    "aten.linalg_cross.default": linalg_cross,
     "aten.trace.default": trace,
     "aten.linalg_solve_triangular.default": solve_triangular,
     "aten.linalg_solve_ex.default": solve_ex,

@@ -63,18 +63,14 @@ def channel_shuffle(x: jax.Array, groups: int) -> jax.Array:
     return x.reshape(batch, groups, channels // groups, *rest).swapaxes(1, 2).reshape(x.shape)
 
 
-def _overloads(name: str, function: Callable[..., Any], *overloads: str) -> dict[str, Callable[..., Any]]:
-    return {f"aten.{name}.{overload}": function for overload in overloads}
-
-
 PADDING: Mapping[str, Callable[..., Any]] = {
-    **_overloads("constant_pad_nd", constant_pad, "default"),
-    **_overloads("pad", pad, "default"),
+    "aten.constant_pad_nd.default": constant_pad,
+    "aten.pad.default": pad,
     **{f"aten.reflection_pad{n}d.default": _padding("reflect") for n in (1, 2, 3)},
     **{f"aten.replication_pad{n}d.default": _padding("replicate") for n in (1, 2, 3)},
-    **_overloads("_pad_circular", _padding("circular"), "default"),
-    **_overloads("pixel_shuffle", pixel_shuffle, "default"),
-    **_overloads("pixel_unshuffle", pixel_unshuffle, "default"),
-    **_overloads("channel_shuffle", channel_shuffle, "default"),
-    **_overloads("native_channel_shuffle", channel_shuffle, "default"),
+    "aten._pad_circular.default": _padding("circular"),
+    "aten.pixel_shuffle.default": pixel_shuffle,
+    "aten.pixel_unshuffle.default": pixel_unshuffle,
+    "aten.channel_shuffle.default": channel_shuffle,
+    "aten.native_channel_shuffle.default": channel_shuffle,
 }

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.scipy import special
 
 from pipeline.models.traced.dtypes import DEFAULT_FLOAT, cast, promote, promote_float, promoted_dtype
+from pipeline.models.traced.overloads import overloads
 
 Operation = Callable[..., Any]
 
@@ -177,24 +178,14 @@ def logit(x: jax.Array, eps: float | None = None) -> jax.Array:
     return jnp.log(x / (1 - x))
 
 
-def sign_of_complex(x: jax.Array) -> jax.Array:
-    """`x / |x|`, zero at zero."""
-    return jnp.sign(x)
-
-
 def identity(x: Any, *_: Any, **__: Any) -> Any:
     """Copies, views of the same elements, and memory formats."""
     return x
 
 
-def to_copy(x: jax.Array, dtype: Any = None, **_: Any) -> jax.Array:
-    """In another dtype."""
-    return x if dtype is None else convert(x, dtype)
-
-
 def to_dtype(x: jax.Array, dtype: Any = None, *_: Any, **__: Any) -> jax.Array:
     """In another dtype."""
-    return to_copy(x, dtype)
+    return x if dtype is None else convert(x, dtype)
 
 
 def type_as(x: jax.Array, other: jax.Array) -> jax.Array:
@@ -250,16 +241,12 @@ def heaviside(x: jax.Array, at_zero: jax.Array) -> jax.Array:
     return jnp.heaviside(*promote(x, at_zero)).astype(x.dtype)
 
 
-def _overloads(name: str, function: Operation, *overloads: str) -> dict[str, Operation]:
-    return {f"aten.{name}.{overload}": function for overload in overloads}
-
-
 _KEEPING: Mapping[str, Callable[[Any], Any]] = {
-    "abs": jnp.abs, "neg": jnp.negative, "positive": jnp.positive, "sign": jnp.sign, "sgn": sign_of_complex,
+    "abs": jnp.abs, "neg": jnp.negative, "positive": jnp.positive, "sign": jnp.sign, "sgn": jnp.sign,
     "square": jnp.square, "conj": jnp.conj, "_conj": jnp.conj, "resolve_conj": jnp.asarray, "conj_physical": jnp.conj,
     "real": jnp.real, "imag": jnp.imag, "isnan": jnp.isnan, "isinf": jnp.isinf, "isfinite": jnp.isfinite,
     "isposinf": jnp.isposinf, "isneginf": jnp.isneginf, "logical_not": jnp.logical_not,
-    "bitwise_not": jnp.bitwise_not, "signbit": jnp.signbit, "resolve_neg": jnp.asarray,
+    "bitwise_not": jnp.bitwise_not, "signbit": jnp.signbit,
 }  # fmt: skip
 _ROUNDING: Mapping[str, Callable[[Any], Any]] = {
     "ceil": jnp.ceil, "floor": jnp.floor, "trunc": jnp.trunc, "fix": jnp.trunc, "frac": frac
@@ -316,38 +303,38 @@ POINTWISE: Mapping[str, Operation] = {
     **{f"aten.{name}.{kind}": _binary_float(function) for name, function in _BINARY_FLOAT.items() for kind in _BOTH},
     **{f"aten.{name}.default": _binary_bool(function) for name, function in _LOGICAL.items()},
     **{f"aten.{name}": identity for name in _IDENTITIES},
-    **_overloads("add", add, "Tensor", "Scalar"),
-    **_overloads("sub", sub, "Tensor", "Scalar"),
-    **_overloads("subtract", sub, "Tensor", "Scalar"),
-    **_overloads("rsub", rsub, "Tensor", "Scalar"),
-    **_overloads("div", div, "Tensor", "Scalar", "Tensor_mode", "Scalar_mode"),
-    **_overloads("divide", div, "Tensor", "Scalar", "Tensor_mode", "Scalar_mode"),
-    **_overloads("max", _binary(jnp.maximum), "other"),
-    **_overloads("min", _binary(jnp.minimum), "other"),
-    **_overloads("pow", power, "Tensor_Tensor", "Tensor_Scalar", "Scalar"),
-    **_overloads("float_power", float_power, "Tensor_Tensor", "Tensor_Scalar", "Scalar"),
-    **_overloads("round", round_, "default", "decimals"),
-    **_overloads("clamp", clamp, "default", "Tensor"),
-    **_overloads("clip", clamp, "default", "Tensor"),
-    **_overloads("clamp_min", clamp, "default", "Tensor"),
-    **_overloads("clamp_max", clamp_max, "default", "Tensor"),
-    **_overloads("where", where, "self", "Scalar", "ScalarSelf", "ScalarOther"),
-    **_overloads("masked_fill", masked_fill, "Scalar", "Tensor"),
-    **_overloads("lerp", lerp, "Scalar", "Tensor"),
-    **_overloads("nan_to_num", nan_to_num, "default"),
-    **_overloads("logit", logit, "default"),
-    **_overloads("special_logit", logit, "default"),
-    **_overloads("addcmul", addcmul, "default"),
-    **_overloads("addcdiv", addcdiv, "default"),
-    **_overloads("complex", complex_, "default"),
-    **_overloads("polar", polar, "default"),
-    **_overloads("view_as_real", view_as_real, "default"),
-    **_overloads("view_as_complex", view_as_complex, "default"),
-    **_overloads("heaviside", heaviside, "default"),
-    **_overloads("_to_copy", to_copy, "default"),
-    **_overloads("to", to_dtype, "dtype", "dtype_layout"),
-    **_overloads("copy", copy, "default"),
-    **_overloads("type_as", type_as, "default"),
-    **_overloads("detach", detach, "default"),
+    **overloads("add", add, "Tensor", "Scalar"),
+    **overloads("sub", sub, "Tensor", "Scalar"),
+    **overloads("subtract", sub, "Tensor", "Scalar"),
+    **overloads("rsub", rsub, "Tensor", "Scalar"),
+    **overloads("div", div, "Tensor", "Scalar", "Tensor_mode", "Scalar_mode"),
+    **overloads("divide", div, "Tensor", "Scalar", "Tensor_mode", "Scalar_mode"),
+    **overloads("max", _binary(jnp.maximum), "other"),
+    **overloads("min", _binary(jnp.minimum), "other"),
+    **overloads("pow", power, "Tensor_Tensor", "Tensor_Scalar", "Scalar"),
+    **overloads("float_power", float_power, "Tensor_Tensor", "Tensor_Scalar", "Scalar"),
+    **overloads("round", round_, "default", "decimals"),
+    **overloads("clamp", clamp, "default", "Tensor"),
+    **overloads("clip", clamp, "default", "Tensor"),
+    **overloads("clamp_min", clamp, "default", "Tensor"),
+    **overloads("clamp_max", clamp_max, "default", "Tensor"),
+    **overloads("where", where, "self", "Scalar", "ScalarSelf", "ScalarOther"),
+    **overloads("masked_fill", masked_fill, "Scalar", "Tensor"),
+    **overloads("lerp", lerp, "Scalar", "Tensor"),
+    **overloads("nan_to_num", nan_to_num, "default"),
+    **overloads("logit", logit, "default"),
+    **overloads("special_logit", logit, "default"),
+    **overloads("addcmul", addcmul, "default"),
+    **overloads("addcdiv", addcdiv, "default"),
+    **overloads("complex", complex_, "default"),
+    **overloads("polar", polar, "default"),
+    **overloads("view_as_real", view_as_real, "default"),
+    **overloads("view_as_complex", view_as_complex, "default"),
+    **overloads("heaviside", heaviside, "default"),
+    **overloads("_to_copy", to_dtype, "default"),
+    **overloads("to", to_dtype, "dtype", "dtype_layout"),
+    **overloads("copy", copy, "default"),
+    **overloads("type_as", type_as, "default"),
+    **overloads("detach", detach, "default"),
     "prims.convert_element_type.default": convert,
 }

@@ -6,19 +6,14 @@ right padding is made to fit it.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-Sizes = int | Sequence[int]
-
-
-def _each(value: Sizes, num_dims: int) -> tuple[int, ...]:
-    values = (value,) if isinstance(value, int) else tuple(value)
-    return values * num_dims if len(values) == 1 else values
+from pipeline.models.traced.operations_convolution import Sizes, each_dim
 
 
 def _window(
@@ -32,9 +27,9 @@ def _window(
     num_dims: int,
 ) -> tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, int]], tuple[int, ...]]:
     """Kernel, stride, padding and dilation of the pooled dims; the right padding makes torch's output size."""
-    kernels, pads = _each(kernel, num_dims), _each(padding, num_dims)
-    strides = _each(stride, num_dims) if stride not in (None, [], ()) else kernels
-    dilations = _each(dilation, num_dims)
+    kernels, pads = each_dim(kernel, num_dims), each_dim(padding, num_dims)
+    strides = each_dim(stride, num_dims) if stride not in (None, [], ()) else kernels
+    dilations = each_dim(dilation, num_dims)
     both, reached = [], []
     for size, k, s, p, d in zip(shape[-num_dims:], kernels, strides, pads, dilations, strict=True):
         reach = d * (k - 1) + 1
@@ -52,10 +47,10 @@ def _window(
 
 
 def _reduced(
-    x: jax.Array, initial: Any, function: Any, window: tuple[Any, Any, list[tuple[int, int]], Any], num_dims: int
+    x: Any, initial: Any, function: Any, window: tuple[Any, Any, list[tuple[int, int]], Any], lead: int
 ) -> Any:
+    """An array (or several together) over its windows; `lead` dims come before them."""
     kernels, strides, pads, dilations = window
-    lead = x.ndim - num_dims
     # A negative right padding (a stride that leaves a rest) is a cut, which reduce_window makes by itself.
     return jax.lax.reduce_window(
         x,
@@ -84,7 +79,7 @@ def _max_pool(num_dims: int) -> Callable[..., jax.Array]:
         window = _window(x.shape, kernel, stride, padding, dilation, ceil_mode=ceil_mode, num_dims=num_dims)
         if any(step > 1 for step in window[3]):
             return _dilated_max(x, window, num_dims)
-        return _reduced(x, _lowest(x.dtype), jax.lax.max, window, num_dims)
+        return _reduced(x, _lowest(x.dtype), jax.lax.max, window, x.ndim - num_dims)
 
     return pool
 
@@ -119,17 +114,8 @@ def _max_pool_with_indices(num_dims: int) -> Callable[..., tuple[jax.Array, jax.
         fixed = jax.lax.stop_gradient(x)
         area = x.shape[-num_dims:]
         places = jnp.broadcast_to(jnp.arange(math.prod(area), dtype=jnp.int32).reshape(area), x.shape)
-        kernels, strides, pads, dilations = window
-        lead = x.ndim - num_dims
-        _, indices = jax.lax.reduce_window(
-            (fixed, places),
-            (_lowest(x.dtype), np.asarray(np.iinfo(np.int32).max, np.int32)),
-            _larger,
-            window_dimensions=(1,) * lead + kernels,
-            window_strides=(1,) * lead + strides,
-            padding=[(0, 0)] * lead + [(low, max(high, 0)) for low, high in pads],
-            window_dilation=(1,) * lead + dilations,
-        )
+        initial = (_lowest(x.dtype), np.asarray(np.iinfo(np.int32).max, np.int32))
+        _, indices = _reduced((fixed, places), initial, _larger, window, x.ndim - num_dims)
         return values, indices
 
     return pool
@@ -151,17 +137,17 @@ def _avg_pool(num_dims: int) -> Callable[..., jax.Array]:
         divisor_override: int | None = None,
     ) -> jax.Array:
         window = _window(x.shape, kernel, stride, padding, 1, ceil_mode=ceil_mode, num_dims=num_dims)
-        total = _reduced(x, np.zeros((), x.dtype), jax.lax.add, window, num_dims)
+        total = _reduced(x, np.zeros((), x.dtype), jax.lax.add, window, x.ndim - num_dims)
         if divisor_override is not None:
             return total / divisor_override
         # Padding that only ceil_mode asks for never counts; the declared padding counts if the flag says so.
-        pads = _each(padding, num_dims)
+        pads = each_dim(padding, num_dims)
         counted = np.ones(x.shape[-num_dims:], np.float32)
         if count_include_pad:
             counted = np.pad(counted, [(pad, pad) for pad in pads], constant_values=1)
             kernels, strides, both, dilations = window
             window = (kernels, strides, [(0, high - pad) for (_, high), pad in zip(both, pads, strict=True)], dilations)
-        counts = _reduced(jnp.asarray(counted), np.zeros((), np.float32), jax.lax.add, window, num_dims)
+        counts = _reduced(jnp.asarray(counted), np.zeros((), np.float32), jax.lax.add, window, 0)
         return (total / counts.astype(x.dtype)).astype(x.dtype)
 
     return pool
@@ -214,14 +200,14 @@ def _adaptive_max_pool(num_dims: int) -> Callable[..., tuple[jax.Array, jax.Arra
 
 
 def _wanted(x: jax.Array, output_size: Any, num_dims: int) -> tuple[int, ...]:
-    sizes = _each(output_size, num_dims)
+    sizes = each_dim(output_size, num_dims)
     return tuple(size if wanted is None else wanted for wanted, size in zip(sizes, x.shape[-num_dims:], strict=True))
 
 
 def unfold_columns(x: jax.Array, kernel: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes) -> jax.Array:
     """[B, C, H, W] to [B, C k k, L]: every window as a column."""
     batched = x if x.ndim == 4 else x[None]
-    kernels, strides, dilations, pads = (_each(value, 2) for value in (kernel, stride, dilation, padding))
+    kernels, strides, dilations, pads = (each_dim(value, 2) for value in (kernel, stride, dilation, padding))
     columns = jax.lax.conv_general_dilated_patches(
         batched,
         kernels,
@@ -238,8 +224,8 @@ def fold_columns(
     x: jax.Array, output_size: Sizes, kernel: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes
 ) -> jax.Array:
     """[B, C k k, L] to [B, C, H, W]: the transpose of `unfold_columns`, so overlaps add up."""
-    height, width = _each(output_size, 2)
-    kernels = _each(kernel, 2)
+    height, width = each_dim(output_size, 2)
+    kernels = each_dim(kernel, 2)
     batched = x if x.ndim == 3 else x[None]
     shape = (batched.shape[0], batched.shape[1] // math.prod(kernels), height, width)
 

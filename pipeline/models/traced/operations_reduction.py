@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pipeline.models.traced.dtypes import promote_float
+from pipeline.models.traced.overloads import overloads
 
 Dims = int | Sequence[int] | None
 
@@ -258,46 +259,42 @@ def cummin(x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
     return values, jax.lax.cummax(jnp.where(x == values, places, 0), axis=axis)
 
 
-def _overloads(name: str, function: Callable[..., Any], *overloads: str) -> dict[str, Callable[..., Any]]:
-    return {f"aten.{name}.{overload}": function for overload in overloads}
-
-
 REDUCTION: Mapping[str, Callable[..., Any]] = {
-    **_overloads("sum", sum_, "default", "dim_IntList"),
-    **_overloads("nansum", nansum, "default"),
-    **_overloads("mean", mean, "default", "dim"),
-    **_overloads("prod", prod, "default", "dim_int"),
-    **_overloads("var", var, "correction"),
-    **_overloads("var", var_flag, "default", "dim"),
-    **_overloads("std", std, "correction"),
-    **_overloads("std", std_flag, "default", "dim"),
-    **_overloads("var_mean", var_mean, "correction"),
-    **_overloads("std_mean", std_mean, "correction"),
-    **_overloads("amax", amax, "default"),
-    **_overloads("amin", amin, "default"),
-    **_overloads("aminmax", aminmax, "default"),
-    **_overloads("max", amax, "default"),
-    **_overloads("min", amin, "default"),
-    **_overloads("max", max_dim, "dim"),
-    **_overloads("min", min_dim, "dim"),
-    **_overloads("argmax", argmax, "default"),
-    **_overloads("argmin", argmin, "default"),
-    **_overloads("any", any_, "default", "dim", "dims"),
-    **_overloads("all", all_, "default", "dim", "dims"),
-    **_overloads("count_nonzero", count_nonzero, "default", "dim_IntList"),
-    **_overloads("logsumexp", logsumexp, "default"),
-    **_overloads("linalg_vector_norm", vector_norm, "default"),
-    **_overloads("norm", norm, "Scalar", "ScalarOpt_dim", "ScalarOpt_dim_dtype", "ScalarOpt_dtype"),
-    **_overloads("softmax", softmax, "int"),
-    **_overloads("special_softmax", softmax, "default"),
-    **_overloads("_softmax", softmax_half, "default"),
-    **_overloads("log_softmax", log_softmax, "int"),
-    **_overloads("_log_softmax", log_softmax_half, "default"),
-    **_overloads("_safe_softmax", safe_softmax, "default"),
-    **_overloads("cumsum", cumsum, "default"),
-    **_overloads("cumprod", cumprod, "default"),
-    **_overloads("diff", diff, "default"),
-    **_overloads("logcumsumexp", logcumsumexp, "default"),
-    **_overloads("cummax", cummax, "default"),
-    **_overloads("cummin", cummin, "default"),
+    **overloads("sum", sum_, "default", "dim_IntList"),
+    **overloads("nansum", nansum, "default"),
+    **overloads("mean", mean, "default", "dim"),
+    **overloads("prod", prod, "default", "dim_int"),
+    **overloads("var", var, "correction"),
+    **overloads("var", var_flag, "default", "dim"),
+    **overloads("std", std, "correction"),
+    **overloads("std", std_flag, "default", "dim"),
+    **overloads("var_mean", var_mean, "correction"),
+    **overloads("std_mean", std_mean, "correction"),
+    **overloads("amax", amax, "default"),
+    **overloads("amin", amin, "default"),
+    **overloads("aminmax", aminmax, "default"),
+    **overloads("max", amax, "default"),
+    **overloads("min", amin, "default"),
+    **overloads("max", max_dim, "dim"),
+    **overloads("min", min_dim, "dim"),
+    **overloads("argmax", argmax, "default"),
+    **overloads("argmin", argmin, "default"),
+    **overloads("any", any_, "default", "dim", "dims"),
+    **overloads("all", all_, "default", "dim", "dims"),
+    **overloads("count_nonzero", count_nonzero, "default", "dim_IntList"),
+    **overloads("logsumexp", logsumexp, "default"),
+    **overloads("linalg_vector_norm", vector_norm, "default"),
+    **overloads("norm", norm, "Scalar", "ScalarOpt_dim", "ScalarOpt_dim_dtype", "ScalarOpt_dtype"),
+    **overloads("softmax", softmax, "int"),
+    **overloads("special_softmax", softmax, "default"),
+    **overloads("_softmax", softmax_half, "default"),
+    **overloads("log_softmax", log_softmax, "int"),
+    **overloads("_log_softmax", log_softmax_half, "default"),
+    **overloads("_safe_softmax", safe_softmax, "default"),
+    **overloads("cumsum", cumsum, "default"),
+    **overloads("cumprod", cumprod, "default"),
+    **overloads("diff", diff, "default"),
+    **overloads("logcumsumexp", logcumsumexp, "default"),
+    **overloads("cummax", cummax, "default"),
+    **overloads("cummin", cummin, "default"),
 }

@@ -37,16 +37,6 @@ def item(values: Any, number: int) -> Any:
     return values[number]
 
 
-def largest(*values: Any) -> Any:
-    """Of several numbers."""
-    return max(values)
-
-
-def smallest(*values: Any) -> Any:
-    """Of several numbers."""
-    return min(values)
-
-
 def choose(condition: Any, first: Any, second: Any) -> Any:
     """`first` where the condition holds."""
     return first if condition else second
@@ -77,11 +67,11 @@ SYMBOLIC: Mapping[str, Callable[..., Any]] = {
     "sym.and": operator.and_,
     "sym.or": operator.or_,
     "sym.not": operator.not_,
-    "sym.max": largest,
-    "sym.min": smallest,
+    "sym.max": max,
+    "sym.min": min,
     "sym.int": int,
     "sym.float": float,
-    "sym.sum": lambda values: sum(values),
+    "sym.sum": sum,
     "sym.ite": choose,
     "sym.sqrt": math.sqrt,
     "sym.ceil": math.ceil,

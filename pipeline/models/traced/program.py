@@ -1,8 +1,8 @@
 """The program of a traced torch module: what a graph of ATen calls is, in memory.
 
-Owns its data types and their digest. Knows neither torch, JAX nor JSON. The one decision: sizes are never symbols in
-here. A size that varies is read from the inputs' shapes by nodes of the graph, so a program is plain data and one
-program serves every shape its dimensions allow.
+Owns its data types and the walks over their arguments. Knows neither torch, JAX nor JSON. The one decision: sizes are
+never symbols in here. A size that varies is read from the inputs' shapes by nodes of the graph, so a program is plain
+data and one program serves every shape its dimensions allow.
 """
 
 from collections.abc import Iterator, Mapping

@@ -156,6 +156,12 @@ def test_running_statistics_are_used_where_torch_uses_them() -> None:
     assert value_differences(expressions, RUNNING, limit=PRODUCT_ERROR) == []
 
 
+def test_the_sums_beside_attention_count_what_is_seen() -> None:
+    kernel = "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu"
+    expressions = [f"{kernel}(q, k, k, 0.0, True)", f"{kernel}(q, k, k, attn_mask=f)"]
+    assert value_differences(expressions, ATTENTION, limit=PRODUCT_ERROR) == []
+
+
 @pytest.mark.parametrize(
     "group",
     [

@@ -78,6 +78,8 @@ PRODUCTS = [
     "torch.tensordot(x, w, dims=([2], [1]))",
     "torch.kron(x[0], w)",
     "torch.linalg.cross(x, y, dim=1)",
+    "torch.cross(x[..., :3], y[..., :3])",
+    "torch.vdot(torch.complex(x[0, 0], y[0, 0]), torch.complex(y[0, 0], x[0, 1])).imag",
     "torch.trace(x[0])",
     "torch.cdist(x, y)",
     "torch.cdist(x, y, p=1.0)",
@@ -96,6 +98,7 @@ SOLVED = [
     "torch.linalg.pinv(w)",
     "torch.matrix_exp(a * 0.1)",
     "torch.linalg.solve_triangular(p.tril(), w[None].expand(2, 4, 5), upper=False)",
+    "torch.linalg.solve_triangular(p.tril(), w, upper=False)",
 ]
 TRANSFORMS = [
     "torch.fft.rfft(x).abs()",
