@@ -10,7 +10,7 @@ import inspect
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,6 @@ def trace_module(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     dynamic: DynamicSizes | None = None,
-    high: Mapping[str, int] | None = None,
     names: Sequence[str] = (),
 ) -> Trace:
     """Export `module` as it stands (training or evaluation mode) and make it a program.
@@ -57,7 +56,6 @@ def trace_module(
         args: example arguments; sizes that shall vary must be 2 or more.
         kwargs: example keyword arguments.
         dynamic: which sizes shall vary. A size that the module fixes stays fixed; the program's inputs say so.
-        high: by input, one more than the largest integer it may hold; what examples need.
         names: names that the checkpoint has; decides which of several names of a tied parameter is used.
 
     Raises:
@@ -65,7 +63,7 @@ def trace_module(
             for; lists all of them with their modules.
     """
     exported = export_module(module, args=args, kwargs=kwargs or {}, dynamic=dynamic or {})
-    return trace_exported(exported, module=module, dynamic=dynamic or {}, high=high or {}, names=names)
+    return trace_exported(exported, module=module, dynamic=dynamic or {}, names=names)
 
 
 def trace_exported(
@@ -73,7 +71,6 @@ def trace_exported(
     *,
     module: torch.nn.Module,
     dynamic: DynamicSizes,
-    high: Mapping[str, int] | None = None,
     names: Sequence[str] = (),
 ) -> Trace:
     """As `trace_module`, from what `export_module` made of `module`.
@@ -89,7 +86,7 @@ def trace_exported(
             + "\n".join(f"  {line}" for line in unsupported_lines(unsupported)),
             hint="write the module without them, or add them to pipeline/models/traced/operations_*.py",
         )
-    program, constants = program_of(lowered, module=module, dynamic=dynamic, high=high or {}, names=frozenset(names))
+    program, constants = program_of(lowered, module=module, dynamic=dynamic, names=frozenset(names))
     return Trace(program=program, constants=constants)
 
 
@@ -103,18 +100,18 @@ def export_module(
     """
     shapes = _dynamic_shapes(module, args=args, kwargs=kwargs, dynamic=dynamic) if dynamic else None
     complaints = []
+    cause: Exception | None = None
     for strict in (False, True):
         try:
-            with marked(module) if not strict else _unmarked(), whole_layers(), _quiet(), torch.no_grad():
+            with nullcontext() if strict else marked(module), whole_layers(), _quiet(), torch.no_grad():
                 return torch.export.export(module, tuple(args), dict(kwargs), dynamic_shapes=shapes, strict=strict)
         except Exception as error:  # torch.export raises whatever the module's own code raises
             complaints.append(f"  strict={strict}: {type(error).__name__}: {_first_lines(error)}")
-            if strict:
-                raise ConversionError(
-                    f"{type(module).__name__}: torch.export refuses it:\n" + "\n".join(complaints),
-                    hint="control flow that depends on values cannot be traced; see torch.export's documentation",
-                ) from error
-    raise AssertionError
+            cause = error
+    raise ConversionError(
+        f"{type(module).__name__}: torch.export refuses it:\n" + "\n".join(complaints),
+        hint="control flow that depends on values cannot be traced; see torch.export's documentation",
+    ) from cause
 
 
 def lower(exported: ExportedProgram) -> ExportedProgram:
@@ -218,11 +215,6 @@ def _quiet() -> Iterator[None]:
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", message="The tensor attributes? .*assigned during export")
         yield
-
-
-@contextmanager
-def _unmarked() -> Iterator[None]:
-    yield
 
 
 def _first_lines(error: BaseException) -> str:

@@ -9,16 +9,17 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
+from converters.torch_file_reader import to_numpy
 from converters.trace.recurrent import STANDS_FOR
 from converters.trace.signature import read_signature
 from converters.trace.taps import TAP_OPERATION
 from pipeline.errors import ConversionError
+from pipeline.models.traced.dtypes import SENTINELS
 from pipeline.models.traced.program import (
     Argument,
     Binding,
@@ -37,7 +38,6 @@ _PLACEMENT = ("device", "layout", "pin_memory", "memory_format", "non_blocking",
 """Where and how torch keeps a tensor; has no meaning in JAX."""
 _DATA_DEPENDENT = " (its size depends on values)"
 _INT32 = np.iinfo(np.int32)
-_SENTINELS = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
 
 
 def graph_operations(exported: ExportedProgram) -> Iterator[tuple[str, str]]:
@@ -57,7 +57,6 @@ def program_of(
     *,
     module: torch.nn.Module,
     dynamic: Mapping[str, Mapping[int, str]],
-    high: Mapping[str, int],
     names: frozenset[str],
 ) -> tuple[Program, dict[str, np.ndarray[Any, Any]]]:
     """The program of an exported graph whose operations are all known, and its constants.
@@ -68,7 +67,7 @@ def program_of(
     Raises:
         ConversionError: a constant holds integers that 32 bit cannot; lists every such constant.
     """
-    signature = read_signature(exported, dynamic=dynamic, high=high, module=module)
+    signature = read_signature(exported, dynamic=dynamic, module=module)
     owner = _owners(module, names)
     graphs: dict[str, Graph] = {}
     translated = _Translation(exported.graph_module, graphs)
@@ -125,9 +124,11 @@ def _bound(
 class _Translation:
     """One walk over an FX graph and the graphs it calls."""
 
-    def __init__(self, owner: torch.fx.GraphModule, graphs: dict[str, Graph]) -> None:
+    def __init__(self, owner: torch.fx.GraphModule, graphs: dict[str, Graph], *, path: str = "") -> None:
         self.owner = owner
         self.graphs = graphs
+        self.path = path
+        """Before the names of the graphs that this one calls: torch numbers them anew inside each."""
         self.same: dict[str, str] = {}
         """A mark's name to the value it marked."""
         self.taps: dict[str, str] = {}
@@ -141,10 +142,11 @@ class _Translation:
         users = [value for value, kind in zip(values, kinds, strict=True) if kind is OutputKind.USER_OUTPUT]
         return Graph(inputs=(), nodes=nodes, output=_tree(exported.call_spec.out_spec, users)), self.taps
 
-    def nested(self, name: str) -> GraphRef:
-        """A graph that the main one calls."""
+    def nested(self, target: str) -> GraphRef:
+        """A graph that this one calls."""
+        name = f"{self.path}{target}"
         if name not in self.graphs:
-            inner = _Translation(self.owner.get_submodule(name), self.graphs)
+            inner = _Translation(self.owner.get_submodule(target), self.graphs, path=f"{name}.")
             graph = inner.owner.graph
             nodes = inner._nodes(graph)
             (output,) = (node for node in graph.nodes if node.op == "output")
@@ -325,10 +327,9 @@ def _arrays(constants: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray[Any, 
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     complaints = []
     for name, value in constants.items():
-        value = value.detach().cpu()
-        array = value.float().numpy().astype(ml_dtypes.bfloat16) if value.dtype is torch.bfloat16 else value.numpy()
+        array = to_numpy(value.cpu())
         if array.dtype == np.int64:
-            wide = array[~np.isin(array, _SENTINELS)]
+            wide = array[~np.isin(array, SENTINELS)]
             if wide.size and (wide.min() < _INT32.min or wide.max() > _INT32.max):
                 complaints.append(f"  {name}: from {wide.min()} to {wide.max()}")
             array = np.clip(array, _INT32.min, _INT32.max).astype(np.int32)

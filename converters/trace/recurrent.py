@@ -5,7 +5,7 @@ one decision: torch's own would be unrolled step by step while their shapes are 
 these only say what shape comes out, and the program runs them as scans.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,83 +17,33 @@ STANDS_FOR = {f"pipeline.{name}.default": f"aten.{name}.input" for name in ("lst
 """The operation of a program by the operator that stood for it."""
 
 
-def _outputs(
-    x: torch.Tensor, states: Sequence[torch.Tensor], bidirectional: bool
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Empty outputs and last states: the shapes are those of the input and of the first states."""
-    size = states[0].shape[-1] * (2 if bidirectional else 1)
-    return x.new_empty((*x.shape[:-1], size)), [torch.empty_like(state) for state in states]
+_REST = (
+    "Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first"
+)
+_SCHEMAS = {
+    "lstm": f"(Tensor x, Tensor[] hx, {_REST}) -> (Tensor, Tensor, Tensor)",
+    **dict.fromkeys(_SINGLE, f"(Tensor x, Tensor hx, {_REST}) -> (Tensor, Tensor)"),
+}
+"""Those of torch's own operators for padded sequences."""
 
 
-@torch.library.custom_op("pipeline::lstm", mutates_args=())
-def _lstm(
-    x: torch.Tensor,
-    hx: list[torch.Tensor],
-    params: list[torch.Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return torch.ops.aten.lstm.input(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+def _operator(name: str, schema: str) -> Callable[..., Any]:
+    def layer(*arguments: Any) -> Any:
+        return getattr(torch.ops.aten, name).input(*arguments)
 
+    def shapes(x: torch.Tensor, hx: Any, *rest: Any) -> tuple[torch.Tensor, ...]:
+        """Empty outputs and last states: the shapes are those of the input and of the first states."""
+        *_, bidirectional, _batch_first = rest
+        states = [hx] if isinstance(hx, torch.Tensor) else hx
+        size = states[0].shape[-1] * (2 if bidirectional else 1)
+        return x.new_empty((*x.shape[:-1], size)), *(torch.empty_like(state) for state in states)
 
-@_lstm.register_fake
-def _(
-    x: torch.Tensor,
-    hx: list[torch.Tensor],
-    params: list[torch.Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    output, (hidden, cell) = _outputs(x, hx, bidirectional)
-    return output, hidden, cell
-
-
-def _single(name: str) -> Callable[..., Any]:
-    """The operator for a layer with one state."""
-
-    def layer(
-        x: torch.Tensor,
-        hx: torch.Tensor,
-        params: list[torch.Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return getattr(torch.ops.aten, name).input(
-            x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
-        )
-
-    def shapes(
-        x: torch.Tensor,
-        hx: torch.Tensor,
-        params: list[torch.Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        output, (hidden,) = _outputs(x, [hx], bidirectional)
-        return output, hidden
-
-    operator = torch.library.custom_op(f"pipeline::{name}", layer, mutates_args=())
+    operator = torch.library.custom_op(f"pipeline::{name}", layer, mutates_args=(), schema=schema)
     operator.register_fake(shapes)
     return operator
 
 
-_OPERATORS: dict[str, Callable[..., Any]] = {"lstm": _lstm, **{name: _single(name) for name in _SINGLE}}
+_OPERATORS: dict[str, Callable[..., Any]] = {name: _operator(name, schema) for name, schema in _SCHEMAS.items()}
 
 
 @contextmanager

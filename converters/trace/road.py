@@ -78,8 +78,9 @@ def trace_checkpoint(
     stored = canonical_names(headers)
     dtypes = [headers[name].dtype for name in stored.values()] if dtype == "keep" else [dtype]
     make = partial(traceable_model, directory, dtypes=dtypes, project_root=project_root)
-    names = module_names(make().module, stored)
-    model, exported, dynamic = _exported(make)
+    model = make()
+    names = module_names(model.module, stored)
+    model, exported, dynamic = _exported(model, again=make)
     trace = trace_exported(exported, module=model.module, dynamic=dynamic, names=tuple(names.values()))
     return TracedRoad(
         program=trace.program,
@@ -89,18 +90,21 @@ def trace_checkpoint(
     )
 
 
-def _exported(make: Callable[[], TraceableModel]) -> tuple[TraceableModel, ExportedProgram, DynamicSizes]:
+def _exported(
+    model: TraceableModel, *, again: Callable[[], TraceableModel]
+) -> tuple[TraceableModel, ExportedProgram, DynamicSizes]:
     """The module, its graph, and the sizes left open: all that were asked for, else the batch, else none.
 
     Raises:
         ConversionError: `torch.export` refuses the module even with fixed sizes; in its words for the most open form.
     """
-    asked = make().examples.dynamic
+    asked = model.examples.dynamic
     batch = {name: {axis: size for axis, size in axes.items() if size == BATCH} for name, axes in asked.items()}
     forms = [asked, *([batch] if batch != asked and any(batch.values()) else []), *([{}] if asked else [])]
     first: ConversionError | None = None
     for dynamic in forms:
-        model = make()  # a module may keep what it saw when an export failed half way
+        if first is not None:
+            model = again()  # a module may keep what it saw when an export failed half way
         try:
             inputs = model.examples.inputs
             return model, export_module(model.module, args=(), kwargs=inputs, dynamic=dynamic), dynamic

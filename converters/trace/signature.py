@@ -36,7 +36,6 @@ def read_signature(
     *,
     module: torch.nn.Module,
     dynamic: Mapping[str, Mapping[int, str]],
-    high: Mapping[str, int],
 ) -> Signature:
     """The names, shapes and open sizes of an exported program's inputs."""
     args, kwargs = exported.example_inputs
@@ -45,7 +44,7 @@ def read_signature(
     placeholders = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     order = [spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
     leaves = pytree.tree_leaves((args, kwargs))
-    paths_by_leaf = _paths(named, args, kwargs, module)
+    paths_by_leaf = _paths(named, args, kwargs)
     inputs: dict[str, Input] = {}
     dimensions: dict[str, Dimension] = {}
     paths: dict[str, str] = {}
@@ -60,7 +59,7 @@ def read_signature(
             else _named(exported, size, dynamic.get(path, {}).get(axis), symbols, dimensions)
             for axis, size in enumerate(value.shape)
         ]
-        limit = high.get(path) or _num_rows(placeholders[name]) or 2
+        limit = _num_rows(placeholders[name]) or 2
         dtype = str(value.dtype).removeprefix("torch.")
         inputs[path] = Input(shape=tuple(sizes), dtype=dtype, high=limit)
         paths[name] = path
@@ -100,9 +99,7 @@ def _flattened(module: torch.nn.Module, given: Mapping[str, Any]) -> dict[str, A
     return named
 
 
-def _paths(
-    named: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], module: torch.nn.Module
-) -> list[str]:
+def _paths(named: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
     """The path of every leaf of `(args, kwargs)`, in torch's order."""
     tops = [*list(named)[: len(args)], *kwargs]
     values = [*args, *kwargs.values()]

@@ -175,6 +175,24 @@ def test_both_branches_of_a_condition_are_there() -> None:
     assert made.error(-torch.rand(2, 3)) == 0
 
 
+class NestedBranches(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def above(x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 30, lambda x: x * 2, lambda x: x * 3, (x,))
+
+        def below(x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() < -30, lambda x: x * 4, lambda x: x * 5, (x,))
+
+        return torch.cond(x.sum() > 0, above, below, (x,))
+
+
+def test_branches_inside_branches_are_their_own() -> None:
+    made = pair(NestedBranches(), torch.randn(2, 3))
+    assert len(made.trace.program.graphs) == 6
+    for value in (9.0, 1.0, -1.0, -9.0):
+        assert made.error(torch.full((2, 3), value)) == 0
+
+
 class Loop(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         def goes_on(i: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
