@@ -99,19 +99,19 @@ def export_module(
         ConversionError: it refuses the module; its own words are in the message.
     """
     shapes = _dynamic_shapes(module, args=args, kwargs=kwargs, dynamic=dynamic) if dynamic else None
-    complaints = []
-    cause: Exception | None = None
+    complaints: list[str] = []
     for strict in (False, True):
         try:
             with nullcontext() if strict else marked(module), whole_layers(), _quiet(), torch.no_grad():
                 return torch.export.export(module, tuple(args), dict(kwargs), dynamic_shapes=shapes, strict=strict)
         except Exception as error:  # torch.export raises whatever the module's own code raises
             complaints.append(f"  strict={strict}: {type(error).__name__}: {_first_lines(error)}")
-            cause = error
-    raise ConversionError(
-        f"{type(module).__name__}: torch.export refuses it:\n" + "\n".join(complaints),
-        hint="control flow that depends on values cannot be traced; see torch.export's documentation",
-    ) from cause
+            if strict:
+                raise ConversionError(
+                    f"{type(module).__name__}: torch.export refuses it:\n" + "\n".join(complaints),
+                    hint="control flow that depends on values cannot be traced; see torch.export's documentation",
+                ) from error
+    raise AssertionError("the strict road either returns or raises")
 
 
 def lower(exported: ExportedProgram) -> ExportedProgram:

@@ -17,6 +17,7 @@ from pipeline.stages.protocol import Report
 
 MEBIBYTE = 1024 * 1024
 SMI_TIMEOUT_SECONDS = 5.0
+CLOSE_SECONDS = SMI_TIMEOUT_SECONDS + 1.0  # a sample may be waiting for nvidia-smi
 SMI_QUERY = ("--query-gpu=utilization.gpu,memory.used,memory.total,power.draw", "--format=csv,noheader,nounits")
 
 Deliver = Callable[[str, str, int, tuple[Report, ...]], None]
@@ -55,10 +56,12 @@ class SystemSampler:
             self._watched.pop((run_id, stage, attempt), None)
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the thread, and wait until it has ended."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout=CLOSE_SECONDS)
 
     def _run(self) -> None:
         psutil.cpu_percent()  # the first call starts psutil's interval and means nothing

@@ -21,7 +21,7 @@ def test_the_answer_of_nvidia_smi_is_read_per_gpu():
 
 
 def test_every_watched_attempt_gets_samples_until_it_ends():
-    got, enough = [], threading.Event()
+    got, enough, others = [], threading.Event(), running()
 
     def deliver(run_id, stage, attempt, reports):
         got.append((stage, reports[0].step))
@@ -34,11 +34,17 @@ def test_every_watched_attempt_gets_samples_until_it_ends():
     assert enough.wait(5)
     sampler.unwatch("r", "a", 1)
     sampler.close()
+    assert running() == others
     assert [step for stage, step in got if stage == "a"][:3] == [0, 1, 2]
     assert {stage for stage, _ in got} == {"a", "b"}
 
 
 def test_no_interval_means_no_thread():
+    others = running()
     sampler = SystemSampler(lambda *args: None, interval_seconds=0)
     sampler.watch("r", "a", 1)
-    assert not [thread for thread in threading.enumerate() if thread.name == "system-metrics" and thread.is_alive()]
+    assert running() == others
+
+
+def running():
+    return [thread for thread in threading.enumerate() if thread.name == "system-metrics"]
