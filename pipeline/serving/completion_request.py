@@ -6,7 +6,7 @@ one answer, before anything starts, so an error is always a 4xx status and never
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pipeline.serving.json_body import Fields, Rejected, check_model, is_tokens, json_object, shown
@@ -87,16 +87,7 @@ class CompletionRequest:
 
     def sampling_of(self, choice: int) -> Sampling:
         """Of the choice that has this index; choices of one prompt differ in their seed alone."""
-        how = self.sampling
-        return Sampling(
-            max_tokens=how.max_tokens,
-            temperature=how.temperature,
-            top_k=how.top_k,
-            top_p=how.top_p,
-            seed=(how.seed + choice % self.num_choices) & 0xFFFFFFFF,
-            stop=how.stop,
-            stop_ids=how.stop_ids,
-        )
+        return replace(self.sampling, seed=(self.sampling.seed + choice % self.num_choices) & 0xFFFFFFFF)
 
 
 def parse_completion(body: bytes, *, model: ServedModel, encoder: Encoder) -> CompletionRequest:

@@ -2,13 +2,21 @@
 
 Owns the values that cross between HTTP, engine and scheduler. Pure. The one decision: everything that can be refused is
 refused before a value of these types exists, so the engine never meets an invalid request.
+
+Shape suffixes: W 32-bit words, one bit a token of the vocabulary.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, Protocol
 
 MAX_STOP_IDS = 8
 """Stop tokens of one request; their number is a shape of the decode executable."""
+MAX_LOGIT_BIAS = 300
+"""Entries of one request's `logit_bias`, as at OpenAI; their number is a shape of the sampling executable."""
+MAX_LOGPROBS = 20
+"""Alternatives a token, as at OpenAI; a deployment may allow fewer."""
 
 
 class FinishReason(StrEnum):
@@ -18,6 +26,43 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+
+
+class GrammarError(Exception):
+    """A running constraint met its own limits; its request fails, and no other."""
+
+
+class GrammarMatcher(Protocol):
+    """Where one completion stands in its grammar."""
+
+    @property
+    def is_finished(self) -> bool:
+        """True where nothing but an end of text can follow."""
+        ...
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Advance by generated tokens.
+
+        Raises:
+            GrammarError: they do not fit, or the grammar is too costly to follow.
+        """
+        ...
+
+    def mask(self) -> Any:
+        """The tokens that may come next; uint32 [W], token t at bit t % 32 of word t // 32. Not to be written to.
+
+        Raises:
+            GrammarError: the grammar is too costly to follow.
+        """
+        ...
+
+
+class Grammar(Protocol):
+    """A compiled constraint on the text of a completion; immutable, and shared by requests."""
+
+    def start(self) -> GrammarMatcher:
+        """A matcher before the first token."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +79,19 @@ class Sampling:
     """The same seed gives the same tokens, alone or in a batch; 32 bits are used."""
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
+    min_p: float = 0.0
+    """Drops tokens less likely than this share of the most likely one; 0 keeps all."""
+    repetition_penalty: float = 1.0
+    """Above 0; divides positive and multiplies negative logits of tokens of prompt and completion; 1 is none."""
+    presence_penalty: float = 0.0
+    """Taken from the logit of each token that the completion has."""
+    frequency_penalty: float = 0.0
+    """As that, once for each time."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these tokens; at most `MAX_LOGIT_BIAS`."""
+    logprobs: int | None = None
+    """Report each token's log-probability and this many alternatives; None reports nothing."""
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +104,30 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RankedToken:
+    """A token with its log-probability."""
+
+    token: int
+    logprob: float
+    """Natural logarithm; of the model's own distribution, before bias, penalties, temperature and grammar."""
+    text: str
+    """Of the token alone; replacement characters stand for bytes that are no whole character."""
+    bytes: bytes
+    """UTF-8 of what it stands for, which may be a part of a character; empty for a special token."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLogprobs:
+    """A generated token among its alternatives."""
+
+    chosen: RankedToken
+    top: tuple[RankedToken, ...]
+    """The most likely tokens, best first; as many as were asked for. The chosen one need not be among them."""
+    text_offset: int
+    """Characters of the completion before the token."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
     """What one engine step brought for one request; the last one has `finish`."""
 
@@ -55,3 +137,5 @@ class Chunk:
     """New tokens in this chunk (a stop token counts, as in OpenAI's usage)."""
     finish: FinishReason | None = None
     error: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of this chunk's tokens, where they were asked for; without a stop token, and without what a stop string cut."""
