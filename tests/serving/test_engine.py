@@ -195,7 +195,7 @@ def test_a_compile_on_the_engine_thread_is_counted_and_fails_a_strict_engine(exe
         decode = None
 
     metrics = Metrics(model="tiny")
-    made = Engine(Compiling(), decoder=tokenizer, limits=executor._limits, metrics=metrics, strict=True)
+    made = Engine(Compiling(), decoder=tokenizer, limits=executor.limits, metrics=metrics, strict=True)
     made.start()
     reader = Reader()
     made.submit(request("a", [1, 2], 1), sink=reader)
@@ -216,7 +216,7 @@ def test_an_exception_inside_one_request_fails_that_request_alone(executor, warm
                 raise LookupError("no text for this token")
             return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    made = Engine(warm(executor), decoder=Touchy(), limits=executor._limits, metrics=Metrics(model="tiny"))
+    made = Engine(warm(executor), decoder=Touchy(), limits=executor.limits, metrics=Metrics(model="tiny"))
     made.start()
     reader = Reader()
     made.submit(request("bad", bad, 12), sink=reader)
@@ -247,7 +247,7 @@ class Failing:
 
 
 def test_a_failing_device_fails_every_request_and_the_health_and_never_hangs(executor, tokenizer):
-    made = Engine(Failing(executor.buckets), decoder=tokenizer, limits=executor._limits, metrics=Metrics(model="tiny"))
+    made = Engine(Failing(executor.buckets), decoder=tokenizer, limits=executor.limits, metrics=Metrics(model="tiny"))
     made.start()
     reader = Reader()
     for index in range(6):
