@@ -8,19 +8,22 @@ wrong inside one request ends that request alone, while a failing device ends th
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from pipeline.serving.buckets import Buckets
 from pipeline.serving.completion_text import Completion, Sink
 from pipeline.serving.detokenizer import Decoder
-from pipeline.serving.engine_thread import EngineThread, EngineUnavailable
+from pipeline.serving.engine_thread import STALL_SECONDS, EngineThread, EngineUnavailable
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.request import Chunk, FinishReason, Request, Sampling
 from pipeline.serving.scheduler import Decode, Limits, Prefill, Progress, Scheduler
 
 _LOG = logging.getLogger(__name__)
+SWAP_WAIT_SECONDS = 30.0
+"""How long an exchange of parameters holds new requests back while others finish."""
 
 
 class Executor(Protocol):
@@ -43,6 +46,18 @@ class Executor(Protocol):
         """Run decode steps."""
         ...
 
+    def place(self, leaves: Mapping[str, Any]) -> Any:
+        """New parameters beside those in use; for any thread."""
+        ...
+
+    def exchange(self, placed: Any) -> Any:
+        """Use them from the next step on; returns those in use until now."""
+        ...
+
+    def on_host(self, arrays: Any) -> Mapping[str, Any]:
+        """What `exchange` returned, as `place` takes it; for any thread."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Submit:
@@ -55,6 +70,24 @@ class _Submit:
 class _Cancel:
     request_id: str
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Swapped:
+    """What an exchange of parameters did."""
+
+    leaves: Mapping[str, Any]
+    """The old ones in the host's memory; `swap` takes them back."""
+    num_cut_over: int
+    """Requests that began with the old ones and end with the new ones: those that outlasted the wait."""
+    waited_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Swap:
+    placed: Any
+    deadline: float
+    done: "Future[tuple[Any, int]]"
 
 
 class Engine(EngineThread):
@@ -77,6 +110,7 @@ class Engine(EngineThread):
         self._scheduler = Scheduler(limits, buckets=executor.buckets)
         self._completions: dict[str, Completion] = {}
         self._commands: deque[_Submit | _Cancel] = deque()
+        self._swaps: deque[_Swap] = deque()
         self._outgoing: dict[Sink, list[Chunk]] = {}
 
     def submit(self, request: Request, *, sink: Sink) -> None:
@@ -98,6 +132,30 @@ class Engine(EngineThread):
             self._commands.append(_Cancel(request_id, reason))
             self._wake.notify()
 
+    def swap(self, leaves: Mapping[str, Any], *, wait_seconds: float = SWAP_WAIT_SECONDS) -> Swapped:
+        """Exchange the parameters (of the executor's `leaves_of`) between two steps, and wait until it is done.
+
+        What runs ends with the old parameters: new requests wait until then, but no longer than `wait_seconds`. What
+        still runs after that goes on with the new ones.
+
+        Raises:
+            ParameterError: a name, shape or dtype differs; the old ones stay.
+            EngineUnavailable: the engine starts, drains or has failed.
+        """
+        started = time.monotonic()
+        placed = self._executor.place(leaves)
+        swap = _Swap(placed, time.monotonic() + wait_seconds, Future())
+        with self._wake:
+            self._check_is_open()
+            self._swaps.append(swap)
+            self._wake.notify()
+        before, num_cut_over = swap.done.result(timeout=wait_seconds + STALL_SECONDS)
+        return Swapped(
+            leaves=self._executor.on_host(before),
+            num_cut_over=num_cut_over,
+            waited_seconds=time.monotonic() - started,
+        )
+
     def why_unbalanced(self) -> str | None:
         """What is wrong with the slot accounting of an idle engine, or None."""
         if self._completions or self._scheduler.has_work:
@@ -105,7 +163,7 @@ class Engine(EngineThread):
         return self._scheduler.why_unbalanced()
 
     def _is_busy(self) -> bool:
-        return bool(self._commands) or self._scheduler.has_work
+        return bool(self._commands) or bool(self._swaps) or self._scheduler.has_work
 
     @property
     def _num_running(self) -> int:
@@ -147,7 +205,8 @@ class Engine(EngineThread):
 
     def _step(self) -> None:
         now = time.monotonic()
-        for request_id, _ in self._scheduler.admit(now=now):
+        self._swap_when_due(now=now)
+        for request_id, _ in () if self._swaps else self._scheduler.admit(now=now):
             self._completions[request_id].got_slot(now=now, metrics=self.metrics)
         decode = self._scheduler.next_decode()
         if decode is not None:
@@ -170,6 +229,14 @@ class Engine(EngineThread):
         self._last_step_at = time.monotonic()
         self._publish_load()
         self._check_compiles()
+
+    def _swap_when_due(self, *, now: float) -> None:
+        while self._swaps and (not self._scheduler.num_running or now >= self._swaps[0].deadline):
+            num_cut_over = self._scheduler.num_running
+            if num_cut_over:
+                _LOG.warning("%d requests go on with new parameters", num_cut_over)
+            swap = self._swaps.popleft()
+            swap.done.set_result((self._executor.exchange(swap.placed), num_cut_over))
 
     def _progressed(self, progress: Progress) -> None:
         completion = self._completions[progress.request_id]
@@ -213,6 +280,8 @@ class Engine(EngineThread):
             if isinstance(command, _Submit):
                 self._accept(command)
         failure = self._failure
+        while self._swaps:
+            self._swaps.popleft().done.set_exception(EngineUnavailable(failure or "the server shut down"))
         for request_id in list(self._completions):
             finish = FinishReason.ABORT if failure is None else FinishReason.ERROR
             reason = "shutdown" if failure is None else "error"

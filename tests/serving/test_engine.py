@@ -1,15 +1,13 @@
 """The engine gives the tokens of the plain model, loses no slot, and never compiles while serving."""
 
-import functools
-import queue
 import random
 import threading
 import time
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import nnx
+from tiny_llama import LIMITS, WAIT_SECONDS, Reader, eventually, greedy, prompt_of
 
 from pipeline.serving.buckets import Buckets
 from pipeline.serving.engine import Engine
@@ -17,62 +15,9 @@ from pipeline.serving.engine_thread import EngineUnavailable
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.request import FinishReason, Request, Sampling
 
-CONTEXT = 160
-WAIT_SECONDS = 60
-
-
-@functools.partial(nnx.jit)
-def last_logits(model, tokens, length):
-    return model(tokens)[0, length - 1]
-
-
-def greedy(model, prompt, num):
-    """The plain loop: the whole sequence through the cacheless pass for every token."""
-    tokens = list(prompt)
-    for _ in range(num):
-        padded = np.zeros((1, CONTEXT), np.int32)
-        padded[0, : len(tokens)] = tokens
-        tokens.append(int(jnp.argmax(last_logits(model, padded, len(tokens)))))
-    return tokens[len(prompt) :]
-
-
-class Reader:
-    """Collects the chunks of requests."""
-
-    def __init__(self):
-        self.chunks = {}
-        self.done = queue.Queue()
-
-    def __call__(self, chunks):
-        for chunk in chunks:
-            self.chunks.setdefault(chunk.request_id, []).append(chunk)
-            if chunk.finish is not None:
-                self.done.put(chunk.request_id)
-
-    def wait(self, num):
-        for _ in range(num):
-            self.done.get(timeout=WAIT_SECONDS)
-
-    def finish(self, request_id):
-        return self.chunks[request_id][-1].finish
-
-    def text(self, request_id):
-        return "".join(chunk.text for chunk in self.chunks[request_id])
-
 
 def request(name, prompt, num, **how):
     return Request(request_id=name, prompt=tuple(prompt), sampling=Sampling(max_tokens=num, temperature=0.0, **how))
-
-
-def prompt_of(length, seed=0):
-    return [int(token) for token in np.random.default_rng(seed).integers(1, 320, length)]
-
-
-def eventually(condition):
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 # 16 and 32 are chunk sizes, 128 an attention bucket.
@@ -173,7 +118,9 @@ def test_nothing_compiles_after_warm_up_whatever_the_shapes(engine):
     for index in range(40):
         length = rng.randint(1, 150)
         how = {"top_k": rng.choice([0, 5]), "top_p": rng.choice([1.0, 0.5]), "seed": index}
-        sampling = Sampling(max_tokens=rng.randint(1, CONTEXT - length), temperature=rng.choice([0.0, 0.7]), **how)
+        sampling = Sampling(
+            max_tokens=rng.randint(1, LIMITS.context - length), temperature=rng.choice([0.0, 0.7]), **how
+        )
         engine.submit(Request(request_id=str(index), prompt=tuple(prompt_of(length)), sampling=sampling), sink=reader)
         time.sleep(rng.random() * 0.01)
     reader.wait(40)
