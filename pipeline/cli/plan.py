@@ -14,10 +14,10 @@ from rich.tree import Tree
 
 from pipeline.cli.place import find_place
 from pipeline.cli.text import make_console, print_json
-from pipeline.cluster.capacity import Capacity, planned_capacity, why_infeasible
+from pipeline.cluster.capacity import Capacity, planned_capacity
 from pipeline.cluster.head import find_head
 from pipeline.errors import EXIT_CODE_BY_CLASS, FailureClass, SpecError
-from pipeline.execution.demand import assign, check_devices, demand_of
+from pipeline.execution.demand import assign, check_devices, demand_of, serving_plan, why_impossible
 from pipeline.execution.reading import Reading
 from pipeline.plan.graph import Flow, open_flow
 from pipeline.plan.planner import Action, Plan, PlannedStage, make_plan
@@ -97,7 +97,7 @@ def plan(
     )
     head = find_head(place.state_directory) if place.address is None else None
     capacity = place.cluster.capacity(planned_capacity())
-    problems = why_infeasible([demand_of(stage, capacity) for stage in flow.stages], capacity)
+    problems = why_impossible(flow.stages, capacity)
     if as_json:
         print_json({**_as_json(flow, made, capacity), "problems": problems})
     else:
@@ -121,6 +121,13 @@ def _print(flow: Flow, made: Plan, capacity: Capacity, *, has_head: bool) -> Non
         parent = branches[stage.needs[-1]] if stage.needs else tree
         branches[stage.name] = parent.add(_line(planned, capacity))
     console.print(tree)
+    for process in serving_plan(flow.stages, capacity).processes:
+        if process.share:
+            names = escape(", ".join(process.deployments))
+            console.print(
+                f"[dim]{names}: {process.replicas} process(es) with {process.share:g} GPU each; "
+                f"{escape(process.reason)}[/]"
+            )
 
 
 def _line(planned: PlannedStage, capacity: Capacity) -> str:
@@ -144,6 +151,16 @@ def _as_json(flow: Flow, made: Plan, capacity: Capacity) -> dict[str, Any]:
         "flow": flow.spec.name,
         "parameters": dict(flow.spec.params),
         "capacity": {"cpus": capacity.cpus, "gpus": capacity.gpus, "memory_bytes": capacity.memory_bytes},
+        "serving": [
+            {
+                "application": process.application,
+                "deployments": list(process.deployments),
+                "gpus": process.share,
+                "replicas": process.replicas,
+                "reason": process.reason,
+            }
+            for process in serving_plan(flow.stages, capacity).processes
+        ],
         "stages": [
             {
                 "name": planned.stage.name,

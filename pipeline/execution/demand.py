@@ -4,12 +4,15 @@ Pure. The one decision: GPUs that a flow leaves open are given where the cluster
 on a laptop and on a GPU cluster; what was given and why is recorded with the stage.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from pipeline.cluster.capacity import Capacity, Demand
+from pipeline.cluster.capacity import Capacity, Demand, why_infeasible
+from pipeline.cluster.isolation import ServingAsk, ServingPlan, why_not_shared
+from pipeline.cluster.ledger import why_oversubscribed
 from pipeline.errors import ParameterError
 from pipeline.plan.stage import ResolvedStage
+from pipeline.stages.parameters import DeployServeParameters
 from pipeline.stages.protocol import Resources
 from pipeline.stages.registry import Location
 
@@ -48,6 +51,38 @@ def demand_of(stage: ResolvedStage, capacity: Capacity) -> Demand:
         gpus=(resources.gpus or 0.0) * num,
         memory_bytes=resources.memory_bytes * num,
     )
+
+
+def serving_plan(stages: Iterable[ResolvedStage], capacity: Capacity) -> ServingPlan:
+    """The deployments of a flow on this cluster; a later stage of the same name takes the earlier one's place."""
+    asks = {}
+    for stage in stages:
+        given = stage.parameters
+        if isinstance(given, DeployServeParameters):
+            resources, _ = assign(stage, capacity)
+            asks[given.name] = ServingAsk(
+                name=given.name,
+                share=resources.gpus or 0.0,
+                replicas=given.replicas,
+                isolation=given.isolation,
+                why_alone=_why_alone(given),
+            )
+    return ServingPlan(asks=tuple(asks.values()), num_devices=int(capacity.gpus))
+
+
+def why_impossible(stages: Sequence[ResolvedStage], capacity: Capacity) -> list[str]:
+    """One line for each stage that can never run on this cluster, and for what its deployments cannot share."""
+    serving = serving_plan(stages, capacity)
+    lines = [*why_infeasible([demand_of(stage, capacity) for stage in stages], capacity), *why_not_shared(serving.asks)]
+    # A deployment that asks for more than there is by itself has its line already.
+    claims = [one.claim for one in serving.processes if one.share * one.replicas <= capacity.gpus]
+    together = why_oversubscribed(claims, num_devices=serving.num_devices, source=capacity.source)
+    return lines if together is None else [*lines, together]
+
+
+def _why_alone(given: DeployServeParameters) -> str:
+    asked = {"a mesh": getattr(given, "mesh", None), "autoscaling": getattr(given, "autoscaling", None)}
+    return " and ".join(words for words, value in asked.items() if value)
 
 
 def check_devices(

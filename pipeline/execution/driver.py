@@ -17,11 +17,11 @@ from pathlib import Path
 
 from pipeline.artifacts.store import Store, open_store
 from pipeline.cluster import head as local_head
-from pipeline.cluster.capacity import planned_capacity, why_infeasible
+from pipeline.cluster.capacity import planned_capacity
 from pipeline.cluster.serve_environment import serve_environment
 from pipeline.errors import LeaseError, ParameterError, UsageError
 from pipeline.execution.backend import BACKENDS, Backend, Failure
-from pipeline.execution.demand import check_devices, demand_of
+from pipeline.execution.demand import check_devices, why_impossible
 from pipeline.execution.heartbeat import Heartbeat
 from pipeline.execution.inline_backend import InlineBackend
 from pipeline.execution.journal import Journal, RunRecord, read_run
@@ -128,7 +128,7 @@ def check_local(flow: Flow) -> None:
     """
     capacity = planned_capacity()
     check_devices(flow.stages, capacity, where=lambda name: f"{flow.spec.stage(name).position('with.device')} ")
-    lines = why_infeasible([demand_of(stage, capacity) for stage in flow.stages], capacity)
+    lines = why_impossible(flow.stages, capacity)
     if lines:
         raise ParameterError(
             "\n".join(lines), hint="lower `resources` in the flow, or run on a larger cluster (--address, --cluster)"

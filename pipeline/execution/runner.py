@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.artifacts.commit import Commit, CommittedInput, find_commit
-from pipeline.cluster.capacity import why_infeasible
 from pipeline.errors import ArtifactError, ClusterError, Interrupted, PipelineError
 from pipeline.execution.backend import Backend, Failure, InputRequest
-from pipeline.execution.demand import assign, check_devices, demand_of
+from pipeline.execution.demand import assign, check_devices, serving_plan, why_impossible
 from pipeline.execution.reading import Reading
 from pipeline.execution.stage_run import RunScope, StageRun, fingerprint_lease
 from pipeline.plan.planner import Action, PlannedStage, plan_stage
 from pipeline.plan.stage import ResolvedStage
+from pipeline.stages.parameters import DeployServeParameters
 from pipeline.stages.registry import Location
 from pipeline.tracking.view import RunStatus, StageView
 
@@ -159,16 +159,24 @@ class Runner:
             inputs=self._input_requests(run.stage),
             resources=resources,
             launch=backend.start,
+            environment=self._environment_of(run.stage, backend),
         )
         if run.stage.kind.auto_gpus:
             self._scope.observer.waiting(run.stage.name, reason)
+
+    def _environment_of(self, stage: ResolvedStage, backend: Backend) -> Mapping[str, str]:
+        """A deployment is told of the flow's other deployments: together they decide who shares a process."""
+        if not isinstance(stage.parameters, DeployServeParameters):
+            return {}
+        plan = serving_plan([run.stage for run in self._runs.values()], backend.capacity())
+        return {"serving_plan": plan.to_text()}
 
     def _connect(self) -> Backend:
         backend = self._make_backend()
         capacity = backend.capacity()
         open_stages = [run.stage for run in self._runs.values() if not run.has_ended]
         check_devices(open_stages, capacity)
-        lines = why_infeasible([demand_of(stage, capacity) for stage in open_stages], capacity)
+        lines = why_impossible(open_stages, capacity)
         if lines:
             raise ClusterError("\n".join(lines), hint="lower `resources` of the stage, or use a larger cluster")
         return backend

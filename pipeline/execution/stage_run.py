@@ -108,15 +108,19 @@ class StageRun:
         inputs: Mapping[str, InputRequest],
         resources: Resources,
         launch: Callable[[WorkRequest], Attempt],
+        environment: Mapping[str, str],
     ) -> None:
-        """Start the next attempt; the caller holds the fingerprint's lease."""
+        """Start the next attempt; the caller holds the fingerprint's lease.
+
+        `environment` is what this stage knows of the cluster and the flow beside what every stage knows.
+        """
         now = self.scope.clock()
         self._number += 1
         self._resources = resources
         timeout = self.stage.timeout_seconds
         self._deadline = None if timeout is None else now + timeout
         self._reports, self._flushed_at, self.retry_at = [], now, None
-        request = self._request(fingerprint=fingerprint, inputs=inputs)
+        request = self._request(fingerprint=fingerprint, inputs=inputs, environment=environment)
         attempt = AttemptView(attempt=self._number, started_at=now)
         self._change(
             status=StageStatus.RUNNING, fingerprint=fingerprint, reason=reason, attempts=(*self.view.attempts, attempt)
@@ -166,7 +170,9 @@ class StageRun:
         elif not self.has_ended:
             self._change(status=StageStatus.INTERRUPTED, reason="the run was interrupted before it started")
 
-    def _request(self, *, fingerprint: str, inputs: Mapping[str, InputRequest]) -> WorkRequest:
+    def _request(
+        self, *, fingerprint: str, inputs: Mapping[str, InputRequest], environment: Mapping[str, str]
+    ) -> WorkRequest:
         stage, scope = self.stage, self.scope
         parameters = stage.parameters
         framework = stage.kind.framework
@@ -195,7 +201,7 @@ class StageRun:
             actor_resources=none if stage.kind.delegates else self._resources,
             deadline=self._deadline,
             ephemeral=scope.ephemeral,
-            environment=scope.environment,
+            environment={**scope.environment, **environment},
         )
 
     def _take(self, reports: list[Report]) -> None:

@@ -267,6 +267,12 @@ class DeployServeParameters(Parameters):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="auto is float32 on a CPU and bfloat16 on a GPU, and says why."
     )
+    isolation: Literal["auto", "shared", "process"] = Field(
+        "auto",
+        description="shared serves this model in one process with others, process in one of its own; auto shares where "
+        "the cluster has one GPU and several deployments of the flow use it, and says why.",
+        json_schema_extra=NOT_IDENTITY,
+    )
     device: Device = Field("auto", description="Where jax runs.", json_schema_extra=NOT_IDENTITY)
     port: int | None = Field(
         None,
