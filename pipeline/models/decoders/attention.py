@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pipeline.models.decoders.config import DecoderConfig, Layer
-from pipeline.models.decoders.layers import Projection, make_norm, maker
+from pipeline.models.decoders.layers import Projection, apart, make_norm, maker
 from pipeline.models.decoders.rotary import rotate, rotation
 from pipeline.models.decoders.rotary_scaling import Rotary
 
@@ -93,15 +93,16 @@ class Attention(nnx.Module):
             sizes = (self.head_dim, self.head_dim) if config.qk_norm == "head" else (wide, narrow)
             self.q_norm, self.k_norm = (make_norm(size, config=config.norm, dtype=dtype) for size in sizes)
 
-    def fuse(self) -> None:
+    def fuse(self, *, shards: int = 1) -> None:
         """Replace the three input projections by `qkv_proj`."""
-        self.qkv_proj = Projection.concatenated([self.q_proj, self.k_proj, self.v_proj])
+        self.shards = shards
+        self.qkv_proj = Projection.concatenated([self.q_proj, self.k_proj, self.v_proj], shards=shards)
         del self.q_proj, self.k_proj, self.v_proj
 
     def _project(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         wide, narrow = self.num_heads * self.head_dim, self.num_groups * self.head_dim
         if hasattr(self, "qkv_proj"):
-            q, k, v = jnp.split(self.qkv_proj(x_BTD), [wide, wide + narrow], axis=-1)
+            q, k, v = apart(self.qkv_proj(x_BTD), [wide, narrow, narrow], shards=self.shards)
         else:
             q, k, v = self.q_proj(x_BTD), self.k_proj(x_BTD), self.v_proj(x_BTD)
         if self.qk_norm == "full":

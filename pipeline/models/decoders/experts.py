@@ -39,7 +39,7 @@ class ExpertMlp(nnx.Module):
         self.router = maker(config, use_bias=False, rngs=rngs, dtype=dtype)(config.hidden_size, experts.num)
         self.experts = ExpertStack(config, experts=experts, rngs=rngs, dtype=dtype)
 
-    def fuse(self) -> None:
+    def fuse(self, *, shards: int = 1) -> None:
         """Nothing: the experts' products are grouped already."""
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:

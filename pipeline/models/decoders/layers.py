@@ -6,11 +6,12 @@ Owns the small modules and their leaf names. Knows nothing of attention or cache
 Shape suffixes: B batch, T tokens, D hidden, M mlp.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from pipeline.models.decoders.config import Activation, DecoderConfig
@@ -40,16 +41,36 @@ class Projection(nnx.Module):
         return cls(kernel, bias=jnp.zeros((num_out,), dtype) if use_bias else None)
 
     @classmethod
-    def concatenated(cls, parts: "list[Projection]") -> "Projection":
-        """One projection whose output is the parts' outputs side by side."""
+    def concatenated(cls, parts: "list[Projection]", *, shards: int = 1) -> "Projection":
+        """One projection whose output, read with `apart`, is the parts' outputs.
+
+        With several `shards` its columns are those of the first shard of each part, then those of the second, so that a
+        device which holds one stretch of the columns holds its own share of every part.
+        """
         biases = [part.bias[...] for part in parts if part.bias is not None]
-        kernel = jnp.concatenate([part.kernel[...] for part in parts], axis=-1)
-        return cls(kernel, bias=jnp.concatenate(biases) if biases else None)
+        kernel = _side_by_side([part.kernel[...] for part in parts], shards=shards)
+        return cls(kernel, bias=_side_by_side(biases, shards=shards) if biases else None)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., in] to [..., out], in the dtype of `x`."""
         y = x @ self.kernel[...]
         return y if self.bias is None else y + self.bias[...]
+
+
+def _side_by_side(parts: Sequence[jax.Array], *, shards: int) -> jax.Array:
+    if shards == 1:
+        return jnp.concatenate(parts, axis=-1)
+    lead = parts[0].shape[:-1]
+    return jnp.concatenate([part.reshape(*lead, shards, -1) for part in parts], axis=-1).reshape(*lead, -1)
+
+
+def apart(y: jax.Array, sizes: Sequence[int], *, shards: int) -> list[jax.Array]:
+    """The outputs, of `sizes`, of the projections that `Projection.concatenated` made one."""
+    if shards == 1:
+        return jnp.split(y, np.cumsum(sizes)[:-1], axis=-1)
+    lead = y.shape[:-1]
+    own = jnp.split(y.reshape(*lead, shards, -1), np.cumsum(sizes)[:-1] // shards, axis=-1)
+    return [part.reshape(*lead, size) for part, size in zip(own, sizes, strict=True)]
 
 
 class RmsNorm(nnx.Module):
@@ -117,17 +138,19 @@ class Mlp(nnx.Module):
         self.up_proj = made(config.hidden_size, config.intermediate_size)
         self.down_proj = made(config.intermediate_size, config.hidden_size)
 
-    def fuse(self) -> None:
+    def fuse(self, *, shards: int = 1) -> None:
         """Replace gate and up by `gate_up_proj`."""
         if hasattr(self, "gate_proj"):
-            self.gate_up_proj = Projection.concatenated([self.gate_proj, self.up_proj])
+            self.shards = shards
+            self.gate_up_proj = Projection.concatenated([self.gate_proj, self.up_proj], shards=shards)
             del self.gate_proj, self.up_proj
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
         """[B, T, D] to [B, T, D]."""
         act = ACTIVATIONS[self.activation]
         if hasattr(self, "gate_up_proj"):
-            gate_BTM, up_BTM = jnp.split(self.gate_up_proj(x_BTD), 2, axis=-1)
+            both = self.gate_up_proj(x_BTD)
+            gate_BTM, up_BTM = apart(both, [both.shape[-1] // 2] * 2, shards=self.shards)
             return self.down_proj(act(gate_BTM) * up_BTM)
         if hasattr(self, "gate_proj"):
             return self.down_proj(act(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
