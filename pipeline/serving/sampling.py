@@ -1,8 +1,9 @@
 """The next token, chosen on the device.
 
-Owns temperature, top-k and top-p. Knows nothing of the model or of requests. The one decision: thresholds are found by
-bisection over the bit patterns of the scores, not by sorting: a pass is one vectorized sum over the vocabulary and 32
-passes are exact.
+Owns temperature, min-p, top-k and top-p, in this order, which is vLLM's (`v1/sample/sampler.py`). Knows nothing of the
+model or of requests, nor of what changes the logits before (`token_choice.py`). The one decision: thresholds are found
+by bisection over the bit patterns of the scores, not by sorting: a pass is one vectorized sum over the vocabulary and
+32 passes are exact.
 
 Shape suffixes: B batch, V vocabulary.
 """
@@ -24,6 +25,8 @@ class SamplingRows(NamedTuple):
     """int32; 0 keeps all."""
     top_p_B: jax.Array
     """float32; 1 keeps all."""
+    min_p_B: jax.Array
+    """float32; 0 keeps all."""
     seed_B: jax.Array
     """uint32."""
 
@@ -41,11 +44,19 @@ def sample(logits_BV: jax.Array, *, rows: SamplingRows, positions_B: jax.Array) 
         is_greedy_B = rows.temperature_B <= 0.0
         scaled_BV = logits_BV / jnp.where(is_greedy_B, 1.0, rows.temperature_B)[:, None]
         is_cut = jnp.any((rows.top_k_B > 0) | (rows.top_p_B < 1.0))
-        kept_BV = jax.lax.cond(is_cut, lambda: cut(scaled_BV, k_B=rows.top_k_B, p_B=rows.top_p_B), lambda: scaled_BV)
+        likely_BV = above_min_p(scaled_BV, min_p_B=rows.min_p_B)
+        kept_BV = jax.lax.cond(is_cut, lambda: cut(likely_BV, k_B=rows.top_k_B, p_B=rows.top_p_B), lambda: likely_BV)
         uniform_B = jax.vmap(_uniform)(rows.seed_B, positions_B)
         return jnp.where(is_greedy_B, greedy_B, _at_quantile(kept_BV, uniform_B=uniform_B))
 
     return jax.lax.cond(jnp.any(rows.temperature_B > 0.0), drawn, lambda: greedy_B)
+
+
+def above_min_p(scores_BV: jax.Array, *, min_p_B: jax.Array) -> jax.Array:
+    """Scores with tokens less likely than `min_p` times the most likely one at minus infinity."""
+    # The normalizer of the softmax cancels, and log(0) lets everything pass.
+    least_B = jnp.max(scores_BV, axis=-1) + jnp.log(min_p_B)
+    return jnp.where(scores_BV >= least_B[:, None], scores_BV, -jnp.inf)
 
 
 def cut(scores_BV: jax.Array, *, k_B: jax.Array, p_B: jax.Array) -> jax.Array:

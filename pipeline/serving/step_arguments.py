@@ -3,7 +3,7 @@
 Owns the host arrays and their padding. Knows nothing of devices. The one decision: a setting of `Sampling` enters its
 array here and nowhere else, for the sampler after a prefill and for decode alike.
 
-Shape suffixes: B batch, T chunk tokens, E stop ids.
+Shape suffixes: B batch, T chunk tokens, E stop ids, W 32-bit words of a mask, M adjusted tokens.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,11 @@ from pipeline.serving.request import MAX_STOP_IDS, Sampling
 from pipeline.serving.sampling import SamplingRows
 from pipeline.serving.scheduler import Decode, Prefill
 from pipeline.serving.step_functions import Rows
+from pipeline.serving.token_choice import ChoiceRows
+from pipeline.serving.token_rules import NOT_SEEN, TokenRules
 
 _NO_STOP = -1
+_WORD_BITS = 32
 _EMPTY = Decode(rows=(), steps=0, padded_to=0, attention_length=0)
 
 
@@ -36,6 +39,44 @@ def sampler_arguments(sampling: Sequence[Sampling], *, position: int) -> tuple[S
     return sampling_rows(sampling, size=1), np.asarray([position], np.int32)
 
 
+def choice_arguments(
+    rules: Sequence[TokenRules], *, positions: Sequence[int], size: int, num_adjusted: int, num_tokens: int
+) -> ChoiceRows:
+    """Of rows whose tokens go to `positions`, padded with greedy rows that wish nothing.
+
+    `num_adjusted` is M, the most tokens whose logits one row changes, and `num_tokens` V.
+    """
+    positions_B = np.zeros(size, np.int32)
+    positions_B[: len(rules)] = positions
+    mask_BW = np.full((size, -(-num_tokens // _WORD_BITS)), 0xFFFFFFFF, np.uint32)
+    token_BM = np.full((size, num_adjusted), num_tokens, np.int32)
+    count_BM = np.full((size, num_adjusted), NOT_SEEN, np.int32)
+    bias_BM = np.zeros((size, num_adjusted), np.float32)
+    penalties = np.zeros((3, size), np.float32)
+    penalties[0] = 1.0
+    for index, rule in enumerate(rules):
+        how, counts = rule.sampling, rule.counts
+        penalties[:, index] = how.repetition_penalty, how.presence_penalty, how.frequency_penalty
+        if rule.mask_W is not None:
+            mask_BW[index] = rule.mask_W
+        if counts is not None:
+            token_BM[index, : counts.size] = counts.tokens[: counts.size]
+            count_BM[index, : counts.size] = counts.counts[: counts.size]
+            bias_BM[index, : counts.size] = counts.bias[: counts.size]
+    return ChoiceRows(
+        sampling=sampling_rows([rule.sampling for rule in rules], size=size),
+        position_B=positions_B,
+        mask_BW=mask_BW,
+        token_BM=token_BM,
+        count_BM=count_BM,
+        bias_BM=bias_BM,
+        repetition_B=penalties[0],
+        presence_B=penalties[1],
+        frequency_B=penalties[2],
+        wants_logprobs=np.asarray(any(rule.sampling.logprobs is not None for rule in rules)),
+    )
+
+
 def idle_prefill(size: int) -> tuple[np.ndarray, np.ndarray]:
     """Arguments of a chunk bucket that write nothing: no token counts."""
     return np.zeros((1, size), np.int32), np.zeros(3, np.int32)
@@ -49,11 +90,11 @@ def idle_decode(size: int) -> tuple[Rows, np.ndarray]:
 def sampling_rows(sampling: Sequence[Sampling], *, size: int) -> SamplingRows:
     """Settings of each row, padded with greedy rows."""
     temperature, top_p = np.zeros(size, np.float32), np.ones(size, np.float32)
-    top_k, seed = np.zeros(size, np.int32), np.zeros(size, np.uint32)
+    top_k, min_p, seed = np.zeros(size, np.int32), np.zeros(size, np.float32), np.zeros(size, np.uint32)
     for index, how in enumerate(sampling):
         temperature[index], top_k[index], top_p[index] = how.temperature, how.top_k, how.top_p
-        seed[index] = how.seed & 0xFFFFFFFF
-    return SamplingRows(temperature_B=temperature, top_k_B=top_k, top_p_B=top_p, seed_B=seed)
+        min_p[index], seed[index] = how.min_p, how.seed & 0xFFFFFFFF
+    return SamplingRows(temperature_B=temperature, top_k_B=top_k, top_p_B=top_p, min_p_B=min_p, seed_B=seed)
 
 
 def _rows(step: Decode, *, sampling: Sequence[Sampling], size: int) -> Rows:

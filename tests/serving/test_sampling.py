@@ -13,11 +13,12 @@ jitted_cut = jax.jit(lambda scores, k, p: cut(scores, k_B=k, p_B=p))
 jitted_sample = jax.jit(lambda logits, rows, at: sample(logits, rows=rows, positions_B=at))
 
 
-def rows_of(size, *, temperature=1.0, top_k=0, top_p=1.0, seed=0):
+def rows_of(size, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0):
     return SamplingRows(
         temperature_B=np.full(size, temperature, np.float32),
         top_k_B=np.full(size, top_k, np.int32),
         top_p_B=np.full(size, top_p, np.float32),
+        min_p_B=np.full(size, min_p, np.float32),
         seed_B=np.broadcast_to(np.asarray(seed, np.uint32), (size,)),
     )
 
