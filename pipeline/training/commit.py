@@ -2,7 +2,8 @@
 
 Owns the layout `checkpoints/step-<n>/<generation>-<attempt>/`, votes, the one `COMMIT.json`, the search for what can
 be resumed, and retention. Knows nothing of torch: it sees files. The one decision: presumed abort; a directory without
-`COMMIT.json` does not exist for anyone who resumes, and only rank 0 of the newest generation creates that file, once.
+`COMMIT.json` does not exist for anyone who resumes, and that file is created once: by rank 0 of the attempt, as its
+commit, or by a later start of training that clears the attempt away, as its abort.
 """
 
 import json
@@ -20,6 +21,7 @@ COMMIT_NAME = "COMMIT.json"
 FORMAT = 1
 _CHECKPOINTS = "checkpoints"
 _GENERATIONS = "generations"
+_ABORT = b'{"aborted": true}\n'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +141,15 @@ def commit(store: Store, key: AttemptKey, *, world_size: int) -> CheckpointCommi
         )
     made = CheckpointCommit(key=key, world_size=world_size, created_at=time.time(), files=tuple(files))
     if not store.create(f"{key.prefix}/{COMMIT_NAME}", made.to_json()):
-        raise CheckpointError(f"checkpoint {store.url}/{key.prefix} was committed before; a directory is never reused")
+        raise CheckpointError(
+            f"checkpoint {store.url}/{key.prefix} was committed before, or aborted by a later start of training; a "
+            "directory is never reused"
+        )
+    # A later start may have cleared the attempt away, abort and all, since its files were looked at.
+    problems = why_incomplete(store, key, files)
+    if problems:
+        store.delete(f"{key.prefix}/{COMMIT_NAME}")
+        raise CheckpointError(f"checkpoint {store.url}/{key.prefix} is not committed: " + "; ".join(problems))
     return made
 
 
@@ -162,7 +172,7 @@ def find_resumable(store: Store) -> Resumable:
     num_uncommitted = 0
     for prefix in _attempt_prefixes(store):
         data = store.read(f"{prefix}/{COMMIT_NAME}")
-        if data is None:
+        if data is None or data == _ABORT:
             num_uncommitted += 1
             continue
         try:
@@ -189,8 +199,17 @@ def retain(store: Store, *, keep: int, generation: int) -> None:
         store.delete(f"{old.key.prefix}/{COMMIT_NAME}")
         store.delete(old.key.prefix)
     for prefix in _attempt_prefixes(store):
-        if store.read(f"{prefix}/{COMMIT_NAME}") is None and _generation_of(prefix) < generation:
+        if _generation_of(prefix) < generation and _is_aborted(store, prefix):
+            for name in store.list(prefix):
+                if name != COMMIT_NAME:  # the abort goes last: until then the attempt cannot commit
+                    store.delete(f"{prefix}/{name}")
             store.delete(prefix)
+
+
+def _is_aborted(store: Store, prefix: str) -> bool:
+    """Decide an attempt that nobody has committed: its own commit can no longer be created then."""
+    decision = f"{prefix}/{COMMIT_NAME}"
+    return store.read(decision) == _ABORT or (store.read(decision) is None and store.create(decision, _ABORT))
 
 
 def _attempt_prefixes(store: Store) -> list[str]:
