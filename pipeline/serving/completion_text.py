@@ -28,10 +28,12 @@ class Completion:
         self._first_at: float | None = None
         self._last_at = arrived_at
         self._num_tokens = 0
+        self._version = ""
 
-    def got_slot(self, *, now: float, metrics: Metrics) -> None:
-        """Note that a slot was given."""
+    def got_slot(self, *, now: float, metrics: Metrics, version: str = "") -> None:
+        """Note that a slot was given, and by which version."""
         self._slot_at = now
+        self._version = version
         metrics.observe("request_queue_time_seconds", now - self._arrived_at)
 
     def add(self, progress: Progress, *, now: float, metrics: Metrics) -> Chunk:
@@ -49,7 +51,13 @@ class Completion:
             text += self._stops.finish()
         if finish is not None:
             self._note_end(finish, now=now, metrics=metrics)
-        return Chunk(request_id=self.request.request_id, text=text, num_tokens=len(progress.tokens), finish=finish)
+        return Chunk(
+            request_id=self.request.request_id,
+            text=text,
+            num_tokens=len(progress.tokens),
+            finish=finish,
+            version=self._version,
+        )
 
     def _note_times(self, num_new: int, *, now: float, metrics: Metrics) -> None:
         if num_new == 0:

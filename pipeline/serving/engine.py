@@ -86,6 +86,7 @@ class Swapped:
 @dataclass(frozen=True, slots=True)
 class _Swap:
     placed: Any
+    label: str
     deadline: float
     done: "Future[tuple[Any, int]]"
 
@@ -105,6 +106,8 @@ class Engine(EngineThread):
             strict=strict,
         )
         self.limits = limits
+        self.version = ""
+        """Label of the parameters in use; answers carry it."""
         self._executor = executor
         self._decoder = decoder
         self._scheduler = Scheduler(limits, buckets=executor.buckets)
@@ -132,11 +135,11 @@ class Engine(EngineThread):
             self._commands.append(_Cancel(request_id, reason))
             self._wake.notify()
 
-    def swap(self, leaves: Mapping[str, Any], *, wait_seconds: float = SWAP_WAIT_SECONDS) -> Swapped:
+    def swap(self, leaves: Mapping[str, Any], *, label: str = "", wait_seconds: float = SWAP_WAIT_SECONDS) -> Swapped:
         """Exchange the parameters (of the executor's `leaves_of`) between two steps, and wait until it is done.
 
         What runs ends with the old parameters: new requests wait until then, but no longer than `wait_seconds`. What
-        still runs after that goes on with the new ones.
+        still runs after that goes on with the new ones. `label` becomes the engine's `version`.
 
         Raises:
             ParameterError: a name, shape or dtype differs; the old ones stay.
@@ -144,7 +147,7 @@ class Engine(EngineThread):
         """
         started = time.monotonic()
         placed = self._executor.place(leaves)
-        swap = _Swap(placed, time.monotonic() + wait_seconds, Future())
+        swap = _Swap(placed, label, time.monotonic() + wait_seconds, Future())
         with self._wake:
             self._check_is_open()
             self._swaps.append(swap)
@@ -207,7 +210,7 @@ class Engine(EngineThread):
         now = time.monotonic()
         self._swap_when_due(now=now)
         for request_id, _ in () if self._swaps else self._scheduler.admit(now=now):
-            self._completions[request_id].got_slot(now=now, metrics=self.metrics)
+            self._completions[request_id].got_slot(now=now, metrics=self.metrics, version=self.version)
         decode = self._scheduler.next_decode()
         if decode is not None:
             sampling = [self._scheduler.request(row.request_id).sampling for row in decode.rows]
@@ -236,7 +239,9 @@ class Engine(EngineThread):
             if num_cut_over:
                 _LOG.warning("%d requests go on with new parameters", num_cut_over)
             swap = self._swaps.popleft()
-            swap.done.set_result((self._executor.exchange(swap.placed), num_cut_over))
+            before = self._executor.exchange(swap.placed)
+            self.version = swap.label
+            swap.done.set_result((before, num_cut_over))
 
     def _progressed(self, progress: Progress) -> None:
         completion = self._completions[progress.request_id]

@@ -137,5 +137,7 @@ class Chunk:
     """New tokens in this chunk (a stop token counts, as in OpenAI's usage)."""
     finish: FinishReason | None = None
     error: str = ""
+    version: str = ""
+    """Of the parameters that it was computed with."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Of this chunk's tokens, where they were asked for; without a stop token, and without what a stop string cut."""
