@@ -2,7 +2,14 @@
 
 import pytest
 
-from pipeline.cluster.isolation import SHARED_CPU, SHARED_GPU, ServingAsk, ServingPlan, serving_processes, why_not_shared
+from pipeline.cluster.isolation import (
+    SHARED_CPU,
+    SHARED_GPU,
+    ServingAsk,
+    ServingPlan,
+    serving_processes,
+    why_not_shared,
+)
 from pipeline.cluster.ledger import why_oversubscribed
 
 
