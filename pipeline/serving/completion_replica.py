@@ -17,6 +17,7 @@ from pipeline.serving.buckets import Buckets
 from pipeline.serving.engine import Engine
 from pipeline.serving.executor import ModelExecutor
 from pipeline.serving.http import Surface, make_app
+from pipeline.serving.mesh import ServingMesh
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.scheduler import Limits
 from pipeline.serving.served_model import LoadedModel, ServedModel
@@ -49,7 +50,11 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
     buckets = Buckets.for_limits(slots=limits.slots, context=limits.context, chunk_tokens=limits.chunk_tokens)
     with jax.default_device(loaded.device):
         executor = ModelExecutor(
-            model, limits=limits, buckets=buckets, device=loaded.device, dtype=loaded.placement.dtype
+            model,
+            limits=limits,
+            buckets=buckets,
+            mesh=ServingMesh.of(loaded.device),
+            dtype=loaded.placement.dtype,
         )
     engine = Engine(executor, decoder=tokenizer, limits=limits, metrics=Metrics(model=settings.name))
     engine.start()

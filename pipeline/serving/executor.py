@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.models.decoders.model import Cache, Decoder, empty_cache
+from pipeline.models.decoders.model import Cache, Decoder
 from pipeline.serving.buckets import Buckets
+from pipeline.serving.mesh import ServingMesh
 from pipeline.serving.request import Sampling
 from pipeline.serving.scheduler import Decode, Limits, Prefill
 from pipeline.serving.served_parameters import ServedParameters
@@ -45,20 +46,20 @@ _SAMPLER: Key = ("sample", 1, 0)
 class ModelExecutor:
     """Runs scheduled steps on the device."""
 
-    def __init__(self, model: Decoder, *, limits: Limits, buckets: Buckets, device: Any, dtype: str) -> None:
+    def __init__(self, model: Decoder, *, limits: Limits, buckets: Buckets, mesh: ServingMesh, dtype: str) -> None:
         """Fuse and place `model` (which is taken over) and allocate the cache."""
         self.limits = limits
         self.buckets = buckets
         self._num_tokens = model.config.vocab_size
-        self._parameters = ServedParameters(model, device=device, dtype=dtype)
+        self._mesh = mesh
+        self._parameters = ServedParameters(model, mesh=mesh, dtype=dtype)
         self._functions = StepFunctions(
             rebuild=self._parameters.rebuild,
+            whole=mesh.on_every_device,
             context=limits.context,
             decode_steps=limits.decode_steps,
         )
-        self._cache: Cache = jax.device_put(
-            empty_cache(model.config, slots=limits.slots, positions=limits.context, dtype=dtype), device
-        )
+        self._cache: Cache = mesh.empty_cache(model.config, slots=limits.slots, positions=limits.context, dtype=dtype)
         self._table: dict[Key, Any] = {}
 
     @property
@@ -136,10 +137,11 @@ class ModelExecutor:
     def _lower(self, key: Key) -> Any:
         kind, size, attention_length = key
         if key == _SAMPLER:
-            logits = jax.ShapeDtypeStruct((1, self._num_tokens), jnp.float32)
+            logits = jax.ShapeDtypeStruct((1, self._num_tokens), jnp.float32, sharding=self._mesh.whole)
             return jax.jit(first_token).lower(logits, *sampler_arguments([], position=0))
         function = getattr(self._functions, kind)
-        jitted = jax.jit(lambda *given: function(*given, attention_length=attention_length), donate_argnums=1)
+        settled = self._mesh.settled(lambda *given: function(*given, attention_length=attention_length))
+        jitted = jax.jit(settled, donate_argnums=1)
         return jitted.lower(self._parameters.arrays, self._cache, *_idle(kind, size))
 
     def _run_once(self, key: Key) -> None:

@@ -34,6 +34,9 @@ class StepFunctions:
 
     rebuild: Callable[[Any], Decoder]
     """From parameter leaves, which are arguments and never constants of an executable."""
+    whole: Callable[[jax.Array], jax.Array]
+    """The same array on every device of the model's mesh: the choice of a token divided over the vocabulary would be a
+    dozen exchanges a step instead of one."""
     context: int
     decode_steps: int
     """The most steps in one call."""
@@ -78,6 +81,7 @@ class StepFunctions:
                 attention_length=attention_length,
                 slots_B=rows.slot_B,
             )
+            logits_BV = self.whole(logits_BV)
             next_B = sample(logits_BV, rows=rows.sampling, positions_B=position_B + 1)
             tokens_BK = tokens_BK.at[:, step].set(next_B)
             count_B = count_B + is_active_B

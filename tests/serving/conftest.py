@@ -12,6 +12,7 @@ from pipeline.models.registry import describe_config
 from pipeline.serving.buckets import Buckets
 from pipeline.serving.engine import Engine
 from pipeline.serving.executor import ModelExecutor
+from pipeline.serving.mesh import ServingMesh
 from pipeline.serving.metrics import Metrics
 
 
@@ -31,7 +32,9 @@ def executor(model):
     buckets = Buckets.for_limits(
         slots=LIMITS.slots, context=LIMITS.context, chunk_tokens=LIMITS.chunk_tokens, smallest_attention=128
     )
-    made = ModelExecutor(copy, limits=LIMITS, buckets=buckets, device=jax.devices("cpu")[0], dtype="float32")
+    made = ModelExecutor(
+        copy, limits=LIMITS, buckets=buckets, mesh=ServingMesh.of(jax.devices("cpu")[0]), dtype="float32"
+    )
     made.warm_up()
     return made
 

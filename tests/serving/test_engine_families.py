@@ -9,8 +9,10 @@ from pipeline.models.decoders.model import Decoder
 from pipeline.models.decoders.readers import read_decoder
 from pipeline.serving.buckets import Buckets
 from pipeline.serving.executor import ModelExecutor
+from pipeline.serving.mesh import ServingMesh
 from pipeline.serving.request import Sampling
 from pipeline.serving.scheduler import Decode, DecodeRow, Limits, Prefill
+from pipeline.serving.token_rules import TokenRules
 
 SIZES = {
     "vocab_size": 101,
@@ -36,9 +38,11 @@ def test_prefill_in_chunks_and_decode_give_the_tokens_of_the_plain_model(family)
     model = nnx.jit(lambda: Decoder(config, rngs=nnx.Rngs(1)))()
     plain = nnx.clone(model)
     buckets = Buckets.for_limits(slots=1, context=32, chunk_tokens=8)
-    executor = ModelExecutor(model, limits=LIMITS, buckets=buckets, device=jax.devices("cpu")[0], dtype="float32")
+    executor = ModelExecutor(
+        model, limits=LIMITS, buckets=buckets, mesh=ServingMesh.of(jax.devices("cpu")[0]), dtype="float32"
+    )
     executor.warm_up()
-    greedy = Sampling(max_tokens=9, temperature=0.0)
+    greedy = TokenRules(Sampling(max_tokens=9, temperature=0.0), prompt=PROMPT)
     for start in (0, 8):
         chunk = PROMPT[start : start + 8]
         step = Prefill(
@@ -50,11 +54,12 @@ def test_prefill_in_chunks_and_decode_give_the_tokens_of_the_plain_model(family)
             padded_to=8,
             attention_length=32,
         )
-        token = executor.prefill(step, sampling=greedy)
-    tokens = [*PROMPT, token]
+        first = executor.prefill(step, rules=greedy)
+    tokens = [*PROMPT, *first.tokens]
     for _ in range(2):
         row = DecodeRow(request_id="a", slot=0, token=tokens[-1], position=len(tokens) - 1, budget=4)
-        tokens += executor.decode(Decode(rows=(row,), steps=4, padded_to=1, attention_length=32), sampling=[greedy])[0]
+        step = Decode(rows=(row,), steps=4, padded_to=1, attention_length=32)
+        tokens += executor.decode(step, rules=[greedy])[0].tokens
     logits = nnx.jit(lambda model, tokens: model(tokens))(plain, np.asarray([tokens], np.int32))
     expected = np.argmax(logits[0], axis=-1)[len(PROMPT) - 1 : -1]
     assert tokens[len(PROMPT) :] == expected.tolist()
