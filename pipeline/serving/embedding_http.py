@@ -4,6 +4,7 @@ Owns `/v1/embeddings`, its status codes and the shapes of OpenAI's answers. Know
 """
 
 import base64
+import functools
 import time
 import uuid
 from collections.abc import Mapping
@@ -12,19 +13,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from pipeline.serving.access import Access
 from pipeline.serving.batch_client import ask
 from pipeline.serving.batch_request import BatchRequest, Row
 from pipeline.serving.completion_request import Encoder
 from pipeline.serving.embedding_request import EmbeddingModel, EmbeddingRequest, parse_embedding
 from pipeline.serving.engine_thread import EngineUnavailable
-from pipeline.serving.http_routes import aside, make_application, read_body, unavailable, until_disconnect
+from pipeline.serving.http_routes import aside, unavailable, until_disconnect
 from pipeline.serving.json_body import Rejected
 from pipeline.serving.micro_batcher import MicroBatcher
+from pipeline.serving.model_registry import EMBEDDINGS, Asked, Handler
 
 EMBEDDING = "embedding"
 """The executor's one output."""
@@ -39,7 +39,7 @@ class EmbeddingSurface:
     model: EmbeddingModel
     facts: Mapping[str, Any]
     """Of the deployment; part of `/health`."""
-    drain_seconds: float = 30.0
+    access: Access = field(default_factory=Access)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -52,23 +52,26 @@ class EmbeddingSurface:
         """What `/v1/models` says of it."""
         return {"max_model_len": self.model.max_tokens, "dimensions": self.model.size}
 
+    @property
+    def endpoints(self) -> Mapping[str, Handler]:
+        """What it answers."""
+        return {EMBEDDINGS: functools.partial(_embeddings, self)}
 
-def make_embedding_app(surface: EmbeddingSurface) -> Starlette:
-    """The application; every error has OpenAI's body."""
-    return make_application(surface, routes=[Route("/v1/embeddings", _embeddings, methods=["POST"])])
 
-
-async def _embeddings(request: Request) -> Response:
-    surface: EmbeddingSurface = request.app.state.surface
-    body = await read_body(request)
+async def _embeddings(surface: EmbeddingSurface, asked: Asked) -> Response:
+    assert asked.fields is not None
+    fields = asked.fields
 
     def judge() -> EmbeddingRequest:
-        return parse_embedding(body, model=surface.model, encoder=surface.encoder)
+        return parse_embedding(fields, model=surface.model, encoder=surface.encoder)
 
-    parsed = await aside(judge, num_bytes=len(body))
-    asked = BatchRequest(request_id=f"embd-{uuid.uuid4().hex}", rows=[_token_row(tokens) for tokens in parsed.texts])
+    parsed = await aside(judge, num_bytes=len(asked.body))
+    num_tokens = sum(map(len, parsed.texts))
+    asked.meter.admit(num_tokens=num_tokens)
+    rows = [_token_row(tokens) for tokens in parsed.texts]
+    batch = BatchRequest(request_id=f"embd-{uuid.uuid4().hex}", rows=rows)
     try:
-        answer = await until_disconnect(request, ask(surface.engine, asked))
+        answer = await until_disconnect(asked.request, ask(surface.engine, batch))
     except EngineUnavailable as error:
         raise unavailable(str(error)) from error
     if answer.error:
@@ -76,7 +79,6 @@ async def _embeddings(request: Request) -> Response:
     vectors = [row[EMBEDDING] for row in answer.rows]
     if not all(np.isfinite(vector).all() for vector in vectors):
         raise Rejected("the model gave numbers that are not finite", status=500)
-    num_tokens = sum(map(len, parsed.texts))
     surface.engine.metrics.count("prompt_tokens_total", num_tokens)
     return JSONResponse(
         {

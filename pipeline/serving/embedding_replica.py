@@ -13,14 +13,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from starlette.applications import Starlette
 
 from pipeline.errors import ParameterError
 from pipeline.models.config_file import read_config
 from pipeline.models.description import ModelDescription
 from pipeline.models.family import FamilyModel
 from pipeline.models.traced.description import TracedModel
-from pipeline.serving.embedding_http import EMBEDDING, EmbeddingSurface, make_embedding_app
+from pipeline.serving.access import access_of
+from pipeline.serving.embedding_http import EMBEDDING, EmbeddingSurface
 from pipeline.serving.embedding_request import EmbeddingModel
 from pipeline.serving.forward_executor import (
     LENGTH,
@@ -32,6 +32,7 @@ from pipeline.serving.forward_executor import (
 )
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.micro_batcher import BatchLimits, MicroBatcher
+from pipeline.serving.model_registry import Surface
 from pipeline.serving.pooling import Pooling
 from pipeline.serving.served_model import LoadedModel, ServedModel
 from pipeline.serving.tokenizer_file import read_tokenizer
@@ -85,8 +86,8 @@ def serve_embeddings(loaded: LoadedModel) -> ServedModel:
     (size,) = executor.outputs[EMBEDDING]
     model = EmbeddingModel(name=settings.name, max_tokens=max_tokens, num_tokens=num_tokens, size=size)
 
-    def app(facts: Mapping[str, Any]) -> Starlette:
-        return make_embedding_app(EmbeddingSurface(engine=engine, encoder=tokenizer, model=model, facts=facts))
+    def surface(facts: Mapping[str, Any]) -> Surface:
+        return EmbeddingSurface(engine=engine, encoder=tokenizer, model=model, facts=facts, access=access_of(settings))
 
     facts = {
         "context_tokens": max_tokens,
@@ -97,7 +98,7 @@ def serve_embeddings(loaded: LoadedModel) -> ServedModel:
         "num_executables": executor.num_executables,
         "warm_up_seconds": round(engine.warm_up_seconds, 3),
     }
-    return ServedModel(engine=engine, endpoint=ENDPOINT, facts=facts, make_app=app)
+    return ServedModel(engine=engine, endpoint=ENDPOINT, facts=facts, make_surface=surface)
 
 
 def longest_text(description: ModelDescription, config: Mapping[str, Any]) -> int:

@@ -4,10 +4,12 @@ Owns every rule about what a client may ask. Pure. The one decision: a text that
 error, as it is with OpenAI; an embedding of a part would look like one of the whole.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.serving.completion_request import Encoder
-from pipeline.serving.json_body import Fields, check_model, is_tokens, json_object, shown
+from pipeline.serving.json_body import Fields, is_tokens, shown
 
 MAX_INPUTS = 2048
 """OpenAI's."""
@@ -38,15 +40,13 @@ class EmbeddingRequest:
     is_base64: bool
 
 
-def parse_embedding(body: bytes, *, model: EmbeddingModel, encoder: Encoder) -> EmbeddingRequest:
-    """Judge a body.
+def parse_embedding(fields: Mapping[str, Any], *, model: EmbeddingModel, encoder: Encoder) -> EmbeddingRequest:
+    """Judge a body that names this model.
 
     Raises:
-        Rejected: 400 with every complaint, 404 where the model is another.
+        Rejected: 400 with every complaint.
     """
-    fields = json_object(body)
     reader = Fields(fields)
-    check_model(fields.get("model"), name=model.name)
     encoding_format = fields.get("encoding_format") or "float"
     if encoding_format not in FORMATS:
         reader.complain("encoding_format", f"must be one of {', '.join(FORMATS)}, found {shown(encoding_format)}")

@@ -1,106 +1,139 @@
-"""What every replica answers, whatever its model does.
+"""What every process that serves answers, whatever its models do.
 
-Owns the routes `/v1/models`, `/health`, `/ready` and `/metrics`, the error bodies, and the reading of request bodies.
-Knows nothing of jax or of what an endpoint computes. The one decision: a client that goes away cancels its work, and
-every error has OpenAI's body.
+Owns the routes, the way of a request to its model, `/v1/models`, `/health`, `/ready` and `/metrics`, and the error
+bodies. Knows nothing of jax or of what an endpoint computes. The one decision: a client that goes away cancels its
+work, and every error has OpenAI's body and comes before the first byte.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from pipeline.serving.engine_thread import EngineThread
-from pipeline.serving.json_body import Rejected
+from pipeline.serving.access import Meter
+from pipeline.serving.json_body import Rejected, json_object
+from pipeline.serving.key_gate import KeyGate, key_digest
+from pipeline.serving.metrics import render
+from pipeline.serving.model_registry import NAMELESS_PATHS, WORK_PATHS, Asked, ModelRegistry, Surface
+from pipeline.serving.rate_limits import RateLimited
 
-MAX_BODY_BYTES = 4 * 2**20
 RETRY_AFTER_SECONDS = "1"
 _BYTES_AT_ONCE = 64 * 2**10
 """JSON of this size is read in about 1 ms; a thread costs 0.1 ms."""
+_JSON_TYPES = ("", "application/json")
 ResultT = TypeVar("ResultT")
 
 
-class Surface(Protocol):
-    """What the common routes answer from."""
-
-    @property
-    def engine(self) -> EngineThread:
-        """Where the work is done."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """Of the model."""
-        ...
-
-    @property
-    def card(self) -> Mapping[str, Any]:
-        """What `/v1/models` says of the model beyond its name."""
-        ...
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """Of the deployment (`name`, `digest`, `version`, ...); part of `/health`."""
-        ...
-
-    @property
-    def created(self) -> int:
-        """Seconds since the epoch."""
-        ...
-
-    @property
-    def drain_seconds(self) -> float:
-        """How long a shutdown waits for what runs."""
-        ...
-
-
-def make_application(surface: Surface, *, routes: Sequence[Route]) -> Starlette:
-    """The application of a replica with its own `routes`; every error has OpenAI's body. Its shutdown drains."""
+def make_application(registry: ModelRegistry) -> Starlette:
+    """The application of a process; every error has OpenAI's body. Its shutdown drains all engines."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None, None]:
         yield
-        await asyncio.to_thread(surface.engine.stop, drain_seconds=surface.drain_seconds)
+        await registry.drain()
 
     app = Starlette(
         routes=[
             Route("/v1/models", _models, methods=["GET"]),
             Route("/v1/models/{name:path}", _model, methods=["GET"]),
-            *routes,
+            *(Route(path, _worker(path), methods=["POST"]) for path in WORK_PATHS),
             Route("/health", _health, methods=["GET"]),
             Route("/ready", _ready, methods=["GET"]),
             Route("/metrics", _metrics, methods=["GET"]),
         ],
         lifespan=lifespan,
-        exception_handlers={Rejected: _on_rejected, HTTPException: _on_http_error, ClientDisconnect: _on_disconnect},
+        middleware=[Middleware(KeyGate, registry=registry)],
+        exception_handlers={
+            Rejected: _on_rejected,
+            RateLimited: _on_rate_limited,
+            HTTPException: _on_http_error,
+            ClientDisconnect: _on_disconnect,
+        },
     )
-    app.state.surface = surface
+    app.state.registry = registry
     return app
 
 
+def _worker(path: str) -> Callable[[Request], Awaitable[Response]]:
+    async def work(request: Request) -> Response:
+        asked, surface = await _read(request, path=path)
+        try:
+            response = await surface.endpoints[path](asked)
+        except BaseException:
+            if asked.meter.admission is not None:
+                asked.meter.admission.settle(0)
+            raise
+        if asked.meter.admission is not None:
+            response.headers.update(asked.meter.admission.headers)
+        return response
+
+    return work
+
+
+async def _read(request: Request, *, path: str) -> tuple[Asked, Surface]:
+    """The request with its body, and its model.
+
+    Raises:
+        Rejected: the body is too large or no JSON object, or the model is not here.
+    """
+    registry: ModelRegistry = request.app.state.registry
+    digest = key_digest(request.scope)
+    limits = [surface.access.max_request_bytes for surface in registry.surfaces if path in surface.endpoints]
+    body = await read_body(request, max_bytes=max(limits, default=0) or _BYTES_AT_ONCE)
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    fields = None
+    if path not in NAMELESS_PATHS or content_type in _JSON_TYPES:
+        fields = await aside(lambda: json_object(body), num_bytes=len(body))
+    name = request.query_params.get("model") if fields is None else fields.get("model")
+    surface = registry.find(name, path=path, digest=digest)
+    request.state.surface = surface
+    if len(body) > surface.access.max_request_bytes:
+        raise _too_large(len(body), allowed=surface.access.max_request_bytes)
+    client = digest if digest is not None and not surface.access.is_open else ""
+    meter = Meter(surface.access.limits, client=client)
+    return Asked(request=request, body=body, fields=fields, meter=meter), surface
+
+
 async def _models(request: Request) -> Response:
-    surface: Surface = request.app.state.surface
-    return JSONResponse({"object": "list", "data": [_model_card(surface)]})
+    registry: ModelRegistry = request.app.state.registry
+    cards = [_model_card(surface) for surface in registry.allowed(key_digest(request.scope))]
+    return JSONResponse({"object": "list", "data": cards})
 
 
 async def _model(request: Request) -> Response:
-    surface: Surface = request.app.state.surface
-    name = request.path_params["name"]
-    if name != surface.name:
-        raise Rejected(f"the model {name!r} does not exist", status=404, param="model", code="model_not_found")
-    return JSONResponse(_model_card(surface))
+    registry: ModelRegistry = request.app.state.registry
+    return JSONResponse(_model_card(registry.named(request.path_params["name"], digest=key_digest(request.scope))))
 
 
 async def _health(request: Request) -> Response:
-    surface: Surface = request.app.state.surface
+    """Of the process; with one model, its facts stand at the top, and always under its name."""
+    registry: ModelRegistry = request.app.state.registry
+    models = {surface.name: _health_of(surface) for surface in registry.surfaces}
+    failures = [f"{name}: {body['failure']}" for name, body in models.items() if body["failure"] is not None]
+    body: dict[str, Any] = next(iter(models.values())) if len(models) == 1 else {}
+    if len(models) != 1:
+        body = {
+            "status": "failed" if failures else "ok",
+            "failure": "; ".join(failures) or None,
+            **{name: sum(model[name] for model in models.values()) for name in _COUNTS},
+        }
+    return JSONResponse({**body, "models": models}, status_code=503 if failures else 200)
+
+
+_COUNTS = ("running", "waiting", "compiles_while_serving")
+
+
+def _health_of(surface: Surface) -> dict[str, Any]:
     status = surface.engine.status()
-    body = {
+    return {
         "status": "ok" if status.failure is None else "failed",
         "failure": status.failure,
         **surface.facts,
@@ -108,20 +141,22 @@ async def _health(request: Request) -> Response:
         "waiting": status.num_waiting,
         "compiles_while_serving": status.num_compiles_while_serving,
     }
-    return JSONResponse(body, status_code=200 if status.failure is None else 503)
 
 
 async def _ready(request: Request) -> Response:
-    is_ready = request.app.state.surface.engine.status().is_ready
+    registry: ModelRegistry = request.app.state.registry
+    models = {surface.name: surface.engine.status().is_ready for surface in registry.surfaces}
+    is_ready = bool(models) and all(models.values()) and not registry.is_draining
     return JSONResponse({"ready": is_ready}, status_code=200 if is_ready else 503)
 
 
 async def _metrics(request: Request) -> Response:
-    text = request.app.state.surface.engine.metrics.render()
+    registry: ModelRegistry = request.app.state.registry
+    text = render([registry.metrics, *(surface.engine.metrics for surface in registry.surfaces)])
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
-async def read_body(request: Request, *, max_bytes: int = MAX_BODY_BYTES) -> bytes:
+async def read_body(request: Request, *, max_bytes: int) -> bytes:
     """The whole body.
 
     Raises:
@@ -138,8 +173,12 @@ async def read_body(request: Request, *, max_bytes: int = MAX_BODY_BYTES) -> byt
             if size > max_bytes:
                 break
     if size > max_bytes:
-        raise Rejected(f"the body has {size} bytes or more; {max_bytes} are allowed", status=413)
+        raise _too_large(size, allowed=max_bytes)
     return b"".join(parts)
+
+
+def _too_large(size: int, *, allowed: int) -> Rejected:
+    return Rejected(f"the body has {size} bytes or more; {allowed} are allowed", status=413)
 
 
 async def aside(act: Callable[[], ResultT], *, num_bytes: int) -> ResultT:
@@ -172,11 +211,25 @@ def unavailable(reason: str) -> Rejected:
     return Rejected(reason, status=503)
 
 
+def _refused(request: Request, error: Rejected, *, headers: Mapping[str, str] | None = None) -> Response:
+    surface: Surface | None = getattr(request.state, "surface", None)
+    metrics = request.app.state.registry.metrics if surface is None else surface.engine.metrics
+    metrics.count("rejected_requests_total", label=str(error.status))
+    return JSONResponse(error.body(), status_code=error.status, headers=headers)
+
+
 async def _on_rejected(request: Request, error: Exception) -> Response:
     assert isinstance(error, Rejected)
-    request.app.state.surface.engine.metrics.count("rejected_requests_total", label=str(error.status))
     headers = {"Retry-After": RETRY_AFTER_SECONDS} if error.status == 503 else None
-    return JSONResponse(error.body(), status_code=error.status, headers=headers)
+    return _refused(request, error, headers=headers)
+
+
+async def _on_rate_limited(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RateLimited)
+    headers = dict(error.headers)
+    if error.retry_after_seconds is not None:
+        headers["Retry-After"] = str(math.ceil(error.retry_after_seconds))
+    return _refused(request, Rejected(str(error), status=429, code="rate_limit_exceeded"), headers=headers)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

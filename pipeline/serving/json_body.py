@@ -127,25 +127,6 @@ def json_object(body: bytes) -> dict[str, Any]:
     return fields
 
 
-def check_model(value: object, *, name: str) -> None:
-    """Hold the body's `model` against the one that is served.
-
-    Raises:
-        Rejected: 400 where it is missing, 404 where it is another.
-    """
-    if value is None:
-        raise Rejected(f"model: missing; this server has {name!r}", param="model")
-    if not isinstance(value, str):
-        raise Rejected(f"model: must be a string, found {shown(value)}", param="model")
-    if value != name:
-        raise Rejected(
-            f"the model {value!r} does not exist; this server has {name!r}",
-            status=404,
-            param="model",
-            code="model_not_found",
-        )
-
-
 def is_tokens(value: object) -> bool:
     """True for a list of integers that is not empty."""
     if not isinstance(value, list) or not value:

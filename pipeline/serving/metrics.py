@@ -5,7 +5,7 @@ decision: a name exists only in the table below; observing another is a KeyError
 """
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -47,18 +47,19 @@ class _Histogram:
 class Metrics:
     """Thread-safe."""
 
-    def __init__(self, *, model: str) -> None:
-        self._model = model
+    def __init__(self, *, model: str, names: Collection[str] | None = None) -> None:
+        """Of one model, or of a process where `model` is empty; `names` are those it has, else all."""
+        self.model = model
         self._lock = threading.Lock()
         self._values: dict[tuple[str, str], float] = {}
-        self._histograms = {name: _Histogram() for name in HISTOGRAMS}
-        for name in COUNTERS:
+        self._histograms = {name: _Histogram() for name in HISTOGRAMS if names is None or name in names}
+        for name in (*COUNTERS, *GAUGES):
+            if names is not None and name not in names:
+                continue
             if name not in _LABEL_VALUES:
                 self._values[name, ""] = 0.0
             for value in _LABEL_VALUES.get(name, ("", ()))[1]:
                 self._values[name, value] = 0.0
-        for name in GAUGES:
-            self._values[name, ""] = 0.0
 
     def count(self, name: str, amount: float = 1.0, *, label: str = "") -> None:
         """Add to a counter."""
@@ -86,37 +87,66 @@ class Metrics:
         with self._lock:
             return self._values.get((name, label), 0.0)
 
+    def snapshot(self) -> "Snapshot":
+        """Everything as it is at one moment."""
+        with self._lock:
+            return Snapshot(
+                model=self.model,
+                values=dict(self._values),
+                histograms={
+                    name: (tuple(held.buckets), held.total, held.count) for name, held in self._histograms.items()
+                },
+            )
+
     def render(self) -> str:
         """Prometheus text format 0.0.4."""
-        with self._lock:
-            lines = [*self._render_values(COUNTERS, "counter"), *self._render_values(GAUGES, "gauge")]
-            for name, text in HISTOGRAMS.items():
-                lines += self._render_histogram(name, text)
-        return "\n".join(lines) + "\n"
+        return render([self])
 
-    def _labels(self, name: str, value: str) -> str:
-        label = _LABEL_VALUES.get(name, ("", ()))[0]
-        extra = f',{label}="{value}"' if label else ""
-        return f'{{model_name="{self._model}"{extra}}}'
 
-    def _render_values(self, table: Mapping[str, str], kind: str) -> Iterable[str]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """Metrics of one model at one moment."""
+
+    model: str
+    values: Mapping[tuple[str, str], float]
+    """By name and label value."""
+    histograms: Mapping[str, tuple[tuple[int, ...], float, int]]
+    """Counts of each bucket, sum and count."""
+
+
+def render(models: Iterable[Metrics]) -> str:
+    """Prometheus text format 0.0.4 of several models: each name once, with a sample for each model."""
+    snapshots = [metrics.snapshot() for metrics in models]
+    lines: list[str] = []
+    for table, kind in ((COUNTERS, "counter"), (GAUGES, "gauge"), (HISTOGRAMS, "histogram")):
         for name, text in table.items():
-            yield f"# HELP {name} {text}"
-            yield f"# TYPE {name} {kind}"
-            for (found, label), value in sorted(self._values.items()):
-                if found == name:
-                    yield f"{name}{self._labels(name, label)} {value:g}"
+            samples = [line for snapshot in snapshots for line in _samples(snapshot, name)]
+            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *samples]
+    return "\n".join(lines) + "\n"
 
-    def _render_histogram(self, name: str, text: str) -> Iterable[str]:
-        histogram = self._histograms[name]
-        yield f"# HELP {name} {text}"
-        yield f"# TYPE {name} histogram"
+
+def _samples(snapshot: Snapshot, name: str) -> Iterable[str]:
+    label = _LABEL_VALUES.get(name, ("", ()))[0]
+    for (found, value), amount in sorted(snapshot.values.items()):
+        if found == name:
+            yield f"{name}{_labels(snapshot, **({label: value} if label else {}))} {amount:.15g}"
+    if name in snapshot.histograms:
+        buckets, total, count = snapshot.histograms[name]
         running = 0
-        for limit, amount in zip((*(f"{second:g}" for second in _SECONDS), "+Inf"), histogram.buckets, strict=True):
+        for limit, amount in zip((*(f"{second:g}" for second in _SECONDS), "+Inf"), buckets, strict=True):
             running += amount
-            yield f'{name}_bucket{{model_name="{self._model}",le="{limit}"}} {running}'
-        yield f"{name}_sum{self._labels(name, '')} {histogram.total:.9g}"
-        yield f"{name}_count{self._labels(name, '')} {histogram.count}"
+            yield f"{name}_bucket{_labels(snapshot, le=limit)} {running}"
+        yield f"{name}_sum{_labels(snapshot)} {total:.9g}"
+        yield f"{name}_count{_labels(snapshot)} {count}"
+
+
+def _labels(snapshot: Snapshot, **more: str) -> str:
+    pairs = {"model_name": snapshot.model, **more}
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in pairs.items()) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 _LABEL_VALUES: Mapping[str, tuple[str, tuple[str, ...]]] = {

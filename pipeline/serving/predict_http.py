@@ -4,6 +4,7 @@ Owns `/v1/predict`, its status codes and the shapes of its answers. Knows nothin
 decision: the answer is written as the question was, JSON for people and `.npy` or `.npz` for programs.
 """
 
+import functools
 import time
 import uuid
 from collections.abc import Mapping
@@ -11,17 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
-from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from pipeline.serving.access import Access
 from pipeline.serving.batch_client import ask
 from pipeline.serving.batch_request import BatchRequest, Row
 from pipeline.serving.engine_thread import EngineUnavailable
-from pipeline.serving.http_routes import aside, make_application, read_body, unavailable, until_disconnect
+from pipeline.serving.http_routes import aside, unavailable, until_disconnect
 from pipeline.serving.json_body import Rejected
 from pipeline.serving.micro_batcher import MicroBatcher
+from pipeline.serving.model_registry import PREDICT, Asked, Handler
 from pipeline.serving.predict_request import (
     MAX_PREDICT_BYTES,
     MediaType,
@@ -41,7 +41,7 @@ class PredictSurface:
     model: PredictModel
     facts: Mapping[str, Any]
     """Of the deployment; part of `/health`."""
-    drain_seconds: float = 30.0
+    access: Access = field(default_factory=lambda: Access(max_request_bytes=MAX_PREDICT_BYTES))
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -60,28 +60,28 @@ class PredictSurface:
             "max_rows": self.model.max_rows,
         }
 
+    @property
+    def endpoints(self) -> Mapping[str, Handler]:
+        """What it answers."""
+        return {PREDICT: functools.partial(_predict, self)}
 
-def make_predict_app(surface: PredictSurface) -> Starlette:
-    """The application; every error has OpenAI's body."""
-    return make_application(surface, routes=[Route("/v1/predict", _predict, methods=["POST"])])
 
-
-async def _predict(request: Request) -> Response:
-    surface: PredictSurface = request.app.state.surface
-    body = await read_body(request, max_bytes=MAX_PREDICT_BYTES)
+async def _predict(surface: PredictSurface, asked: Asked) -> Response:
+    request = asked.request
 
     def judge() -> PredictRequest:
         return parse_prediction(
-            body,
+            asked.body if asked.fields is None else asked.fields,
             content_type=request.headers.get("content-type", ""),
             accept=request.headers.get("accept", ""),
             model=surface.model,
         )
 
-    parsed = await aside(judge, num_bytes=len(body))
-    asked = BatchRequest(request_id=f"pred-{uuid.uuid4().hex}", rows=_rows(parsed))
+    parsed = await aside(judge, num_bytes=len(asked.body))
+    asked.meter.admit(num_tokens=parsed.num_rows)
+    batch = BatchRequest(request_id=f"pred-{uuid.uuid4().hex}", rows=_rows(parsed))
     try:
-        answer = await until_disconnect(request, ask(surface.engine, asked))
+        answer = await until_disconnect(request, ask(surface.engine, batch))
     except EngineUnavailable as error:
         raise unavailable(str(error)) from error
     if answer.error:
@@ -91,7 +91,7 @@ async def _predict(request: Request) -> Response:
     def write() -> Response:
         if parsed.answer is not MediaType.JSON:
             return Response(write_arrays(outputs, media_type=parsed.answer), media_type=parsed.answer)
-        return _json(outputs, request_id=asked.request_id, surface=surface)
+        return _json(outputs, request_id=batch.request_id, surface=surface)
 
     return await aside(write, num_bytes=sum(array.nbytes for array in outputs.values()))
 

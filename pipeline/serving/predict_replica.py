@@ -6,14 +6,14 @@ Owns the way from a loaded model to a micro-batcher behind `/v1/predict`. Knows 
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.applications import Starlette
-
+from pipeline.serving.access import access_of
 from pipeline.serving.forward_executor import ForwardExecutor, ForwardShapes, batch_sizes
 from pipeline.serving.input_forms import row_forms
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.micro_batcher import BatchLimits, MicroBatcher
-from pipeline.serving.predict_http import PredictSurface, make_predict_app
-from pipeline.serving.predict_request import PredictModel
+from pipeline.serving.model_registry import Surface
+from pipeline.serving.predict_http import PredictSurface
+from pipeline.serving.predict_request import MAX_PREDICT_BYTES, PredictModel
 from pipeline.serving.served_model import LoadedModel, ServedModel
 
 ENDPOINT = "predict"
@@ -44,12 +44,13 @@ def serve_predictions(loaded: LoadedModel) -> ServedModel:
     engine.start()
     model = PredictModel(name=settings.name, inputs=shapes.inputs, outputs=executor.outputs, max_rows=MAX_ROWS)
 
-    def app(facts: Mapping[str, Any]) -> Starlette:
-        return make_predict_app(PredictSurface(engine=engine, model=model, facts=facts))
+    def surface(facts: Mapping[str, Any]) -> Surface:
+        access = access_of(settings, max_request_bytes=MAX_PREDICT_BYTES)
+        return PredictSurface(engine=engine, model=model, facts=facts, access=access)
 
     facts = {
         "max_batch_rows": limits.max_batch_rows,
         "num_executables": executor.num_executables,
         "warm_up_seconds": round(engine.warm_up_seconds, 3),
     }
-    return ServedModel(engine=engine, endpoint=ENDPOINT, facts=facts, make_app=app)
+    return ServedModel(engine=engine, endpoint=ENDPOINT, facts=facts, make_surface=surface)

@@ -21,7 +21,7 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from pipeline.serving.forward_executor import InputForm
-from pipeline.serving.json_body import Fields, Rejected, check_model, json_object
+from pipeline.serving.json_body import Fields, Rejected
 
 MAX_PREDICT_BYTES = 32 * 2**20
 """Of a body, and of what an `.npz` body unpacks to."""
@@ -64,19 +64,21 @@ class PredictRequest:
     answer: MediaType
 
 
-def parse_prediction(body: bytes, *, content_type: str, accept: str, model: PredictModel) -> PredictRequest:
-    """Judge a body.
+def parse_prediction(
+    body: bytes | Mapping[str, Any], *, content_type: str, accept: str, model: PredictModel
+) -> PredictRequest:
+    """Judge a body for this model.
 
     Args:
-        body: what was sent.
+        body: what was sent; its fields where it is JSON.
         content_type: header; JSON where it is empty.
         accept: header; the answer is written as the question was where it leaves the type open, several outputs of a
             single array as `.npz`.
         model: what is served.
 
     Raises:
-        Rejected: 400 with every complaint, 404 where the model is another, 415 for another content type, 406 where the
-            answer cannot be written as asked.
+        Rejected: 400 with every complaint, 415 for another content type, 406 where the answer cannot be written as
+            asked.
     """
     kind = _media_type(content_type)
     is_single = len(model.outputs) == 1
@@ -86,7 +88,7 @@ def parse_prediction(body: bytes, *, content_type: str, accept: str, model: Pred
             f"{MediaType.NPY} holds one array; this model gives {', '.join(model.outputs)}; accept {MediaType.NPZ}",
             status=406,
         )
-    if kind is MediaType.JSON:
+    if not isinstance(body, bytes):
         given = _from_json(body, model=model)
     else:
         given = _from_npy(body, model=model) if kind is MediaType.NPY else _from_npz(body)
@@ -112,11 +114,8 @@ def _accepted(header: str, *, default: MediaType) -> MediaType:
     raise Rejected(f"accept {header!r}; this answers as {', '.join(MediaType)}", status=406)
 
 
-def _from_json(body: bytes, *, model: PredictModel) -> dict[str, Any]:
-    fields = json_object(body)
+def _from_json(fields: Mapping[str, Any], *, model: PredictModel) -> dict[str, Any]:
     reader = Fields(fields)
-    if fields.get("model") is not None:
-        check_model(fields["model"], name=model.name)
     reader.refuse_unknown(_FIELDS)
     inputs = fields.get("inputs")
     if not isinstance(inputs, dict):

@@ -34,3 +34,11 @@ class ReplicaSettings:
     """Sizes that a model leaves open, by name."""
     compilation_cache: str | None = None
     """Directory of jax's persistent cache, or None."""
+    api_key_digests: tuple[str, ...] = ()
+    """sha256 of each key that may ask; never a key. Without any, everybody may."""
+    requests_per_minute: int | None = None
+    """Of each key, in each replica."""
+    tokens_per_minute: int | None = None
+    """As that, prompt and completion together."""
+    max_request_bytes: int | None = None
+    """Of a body; the endpoint's own limit where it is None."""

@@ -15,6 +15,8 @@ from starlette.applications import Starlette
 from pipeline.models.description import ModelDescription
 from pipeline.serving.device import Placement
 from pipeline.serving.engine_thread import EngineThread
+from pipeline.serving.http_routes import make_application
+from pipeline.serving.model_registry import ModelRegistry, Surface
 from pipeline.serving.replica_settings import ReplicaSettings
 
 
@@ -40,5 +42,9 @@ class ServedModel:
     """What it answers: `completions`, `embeddings` or `predict`."""
     facts: Mapping[str, Any]
     """For `/health`."""
-    make_app: Callable[[Mapping[str, Any]], Starlette]
-    """From all facts of the deployment."""
+    make_surface: Callable[[Mapping[str, Any]], Surface]
+    """From all facts of the deployment, which may change while it serves."""
+
+    def make_app(self, facts: Mapping[str, Any]) -> Starlette:
+        """The application of a process that serves this model alone."""
+        return make_application(ModelRegistry([self.make_surface(facts)]))

@@ -6,9 +6,9 @@ import json
 import httpx
 import pytest
 
-from pipeline.serving.completion_request import ServedModel
-from pipeline.serving.http import Surface, make_app
-from pipeline.serving.http_routes import MAX_BODY_BYTES
+from pipeline.serving.access import MAX_REQUEST_BYTES
+from pipeline.serving.http import make_app, make_surface
+from pipeline.serving.sampling_fields import ServedModel
 
 GREEDY = {"model": "tiny", "prompt": "def main", "max_tokens": 12, "temperature": 0}
 
@@ -17,7 +17,7 @@ GREEDY = {"model": "tiny", "prompt": "def main", "max_tokens": 12, "temperature"
 def surface(engine, tokenizer):
     model = ServedModel(name="tiny", context=160, num_tokens=320, stop_ids=())
     facts = {"name": "tiny", "digest": "abc"}
-    return Surface(engine=engine, encoder=tokenizer, decoder=tokenizer, model=model, facts=facts)
+    return make_surface(engine=engine, encoder=tokenizer, decoder=tokenizer, model=model, facts=facts)
 
 
 def ask(surface, method, path, **given):
@@ -124,11 +124,23 @@ BAD = [
     ({"stop": ["a"] * 17}, "stop"),
     ({"seed": "x"}, "seed"),
     ({"echo": "yes"}, "echo"),
-    ({"logprobs": 3}, "logprobs"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": 2, "echo": True}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
     ({"best_of": 4}, "best_of"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {"320": 1}}, "logit_bias"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"logit_bias": {"5": True}}, "logit_bias"),
+    ({"logit_bias": {str(token): 1 for token in range(301)}}, "logit_bias"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"frequency_penalty": "x"}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"stop_token_ids": [320]}, "stop_token_ids"),
+    ({"stop_token_ids": list(range(9))}, "stop_token_ids"),
+    ({"stop_token_ids": "x"}, "stop_token_ids"),
     ({"suffix": "end"}, "suffix"),
     ({"max_token": 4}, "max_token"),
     ({"model": None}, "model"),
@@ -186,7 +198,7 @@ def test_a_body_that_is_no_json_object_is_a_400(surface, body):
 
 
 def test_a_body_that_is_too_large_is_a_413(surface):
-    answer = ask(surface, "POST", "/v1/completions", content=b" " * (MAX_BODY_BYTES + 1))
+    answer = ask(surface, "POST", "/v1/completions", content=b" " * (MAX_REQUEST_BYTES + 1))
     assert answer.status_code == 413
 
     async def parts():

@@ -16,10 +16,11 @@ from httpx import ASGITransport
 
 from pipeline.errors import ParameterError
 from pipeline.serving.forward_executor import ForwardExecutor, ForwardShapes, InputForm, batch_sizes
+from pipeline.serving.http import make_app
 from pipeline.serving.json_body import Rejected
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.micro_batcher import BatchLimits, MicroBatcher
-from pipeline.serving.predict_http import PredictSurface, make_predict_app
+from pipeline.serving.predict_http import PredictSurface
 from pipeline.serving.predict_request import PredictModel, parse_prediction
 
 FORMS = {"pixels": InputForm(shape=(2, 3), dtype="float32"), "kind": InputForm(shape=(), dtype="int64")}
@@ -61,7 +62,7 @@ def post(served):
 
     def send(content: bytes, content_type: str = "application/json", **headers: str) -> httpx.Response:
         async def ask() -> httpx.Response:
-            transport = ASGITransport(app=make_predict_app(served[1]))
+            transport = ASGITransport(app=make_app(served[1]))
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 sent = {"content-type": content_type, **headers} if content_type else headers
                 return await client.post("/v1/predict", content=content, headers=sent)
@@ -119,7 +120,7 @@ def test_requests_at_the_same_time_share_passes_and_keep_their_rows(served) -> N
     before = surface.engine.metrics.value("batches_total")
 
     async def ask_all():
-        transport = ASGITransport(app=make_predict_app(surface))
+        transport = ASGITransport(app=make_app(surface))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await asyncio.gather(
                 *(client.post("/v1/predict", content=as_json(rows(2, seed=seed))) for seed in range(20))
@@ -254,7 +255,7 @@ def test_numbers_that_json_cannot_write_are_an_error_of_that_request_alone(post)
 
 def test_the_card_says_how_to_ask_and_the_other_routes_answer(served) -> None:
     async def ask():
-        transport = ASGITransport(app=make_predict_app(served[1]))
+        transport = ASGITransport(app=make_app(served[1]))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return [await client.get(path) for path in ("/v1/models/small", "/health", "/ready", "/metrics", "/v1/x")]
 

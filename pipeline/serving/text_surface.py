@@ -1,0 +1,60 @@
+"""What the endpoints of a model that completes text answer from.
+
+Owns that value. Knows nothing of the endpoints, of Ray or of jax.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.serving.access import Access
+from pipeline.serving.async_client import AsyncClient
+from pipeline.serving.completion_request import Encoder
+from pipeline.serving.detokenizer import Decoder
+from pipeline.serving.engine import Engine
+from pipeline.serving.model_registry import Handler
+from pipeline.serving.sampling_fields import ServedModel
+
+
+@dataclass(kw_only=True)
+class TextSurface:
+    """A model that completes text, as clients see it."""
+
+    engine: Engine
+    encoder: Encoder
+    decoder: Decoder
+    model: ServedModel
+    facts: Mapping[str, Any]
+    """Of the deployment (`name`, `digest`, `version`, ...); part of `/health`."""
+    access: Access = field(default_factory=Access)
+    endpoints: Mapping[str, Handler] = field(default_factory=dict)
+    """What it answers, by path."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    client: AsyncClient | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.model.name
+
+    @property
+    def card(self) -> Mapping[str, Any]:
+        """What `/v1/models` says of it."""
+        return {"max_model_len": self.model.context}
+
+    def connected(self) -> AsyncClient:
+        """The bridge to the loop that serves; made at the first request, which runs on it."""
+        if self.client is None:
+            self.client = AsyncClient(self.engine)
+        return self.client
+
+    def envelope(self, answer_id: str, *, kind: str, created: int) -> dict[str, Any]:
+        """What every body of an answer begins with."""
+        return {
+            "id": answer_id,
+            "object": kind,
+            "created": created,
+            "model": self.name,
+            "system_fingerprint": self.facts.get("system_fingerprint"),
+        }
