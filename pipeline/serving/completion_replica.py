@@ -7,20 +7,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-from starlette.applications import Starlette
 
 from pipeline.errors import ParameterError
 from pipeline.models.config_file import read_config
 from pipeline.models.decoders.model import Decoder
-from pipeline.serving import completion_request
+from pipeline.serving import sampling_fields
+from pipeline.serving.access import access_of
 from pipeline.serving.buckets import Buckets
 from pipeline.serving.engine import Engine
 from pipeline.serving.executor import ModelExecutor
-from pipeline.serving.http import Surface, make_app
+from pipeline.serving.http import make_surface
 from pipeline.serving.mesh import ServingMesh
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.scheduler import Limits
 from pipeline.serving.served_model import LoadedModel, ServedModel
+from pipeline.serving.text_surface import TextSurface
 from pipeline.serving.tokenizer_file import read_tokenizer
 
 ENDPOINT = "completions"
@@ -58,19 +59,26 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
         )
     engine = Engine(executor, decoder=tokenizer, limits=limits, metrics=Metrics(model=settings.name))
     engine.start()
-    served = completion_request.ServedModel(
+    served = sampling_fields.ServedModel(
         name=settings.name, context=context, num_tokens=num_tokens, stop_ids=stop_ids_of(config)
     )
 
-    def app(facts: Mapping[str, Any]) -> Starlette:
-        return make_app(Surface(engine=engine, encoder=tokenizer, decoder=tokenizer, model=served, facts=facts))
+    def surface(facts: Mapping[str, Any]) -> TextSurface:
+        return make_surface(
+            engine=engine,
+            encoder=tokenizer,
+            decoder=tokenizer,
+            model=served,
+            facts=facts,
+            access=access_of(settings),
+        )
 
     facts = {
         "context_tokens": context,
         "num_executables": buckets.num_executables,
         "warm_up_seconds": round(engine.warm_up_seconds, 3),
     }
-    return ServedModel(engine=engine, endpoint=ENDPOINT, facts=facts, make_app=app)
+    return ServedModel(engine=engine, endpoint=ENDPOINT, facts=facts, make_surface=surface)
 
 
 def stop_ids_of(config: Mapping[str, Any]) -> tuple[int, ...]:
