@@ -205,7 +205,6 @@ class BareLoop:
             rows = self._rows(self._step, plan=self._plan, worker=self._worker, seed=0)
             tokens = torch.from_numpy(rows).to(self._worker.torch_device, dtype=torch.int64)
             for micro in range(self._accumulation):
-                self._model.set_requires_gradient_sync(micro == self._accumulation - 1)
                 first = micro * self._rows_per_micro_batch
                 chunk = tokens[first : first + self._rows_per_micro_batch]
                 logits = self._model(input_ids=chunk[:, :-1], use_cache=False).logits

@@ -109,15 +109,27 @@ class TrainFsdpParameters(Parameters):
         description="Rows (sequences or examples) in one forward pass of one rank. Batch normalization takes its "
         "statistics from these rows.",
     )
-    learning_rate: float = Field(1e-3, gt=0.0, description="Peak of the cosine schedule.")
+    learning_rate: float = Field(1e-3, gt=0.0, description="Peak of the schedule.")
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = Field(
+        "cosine",
+        description="After warm-up: cosine and linear fall to the floor at the last step, wsd stays at the peak and "
+        "falls over the last `decay_steps`, constant stays.",
+    )
+    decay_steps: int | None = Field(None, ge=1, description="wsd: steps of the fall; a fifth of all steps when absent.")
     minimum_learning_rate_ratio: float = Field(0.1, ge=0.0, le=1.0, description="Floor of the schedule over its peak.")
     warmup_steps: int = Field(20, ge=0, description="Steps of linear warm-up.")
     weight_decay: float = Field(0.1, ge=0.0, description="AdamW's, on matrices only.")
     beta1: float = Field(0.9, ge=0.0, lt=1.0, description="AdamW's.")
     beta2: float = Field(0.95, ge=0.0, lt=1.0, description="AdamW's.")
     max_gradient_norm: float = Field(1.0, gt=0.0, description="Clip the global gradient norm to this.")
-    reshard_after_forward: bool = Field(
-        True, description="ZeRO-3 when true (parameters freed after forward), ZeRO-2 when false."
+    parallel: Literal["ddp", "zero1", "zero2", "zero3", "hsdp"] = Field(
+        "zero3",
+        description="What a rank holds: ddp all of it; zero1 its share of the optimizer's state; zero2 of the "
+        "gradients too; zero3 of the parameters too; hsdp is zero3 inside groups of `shard_group` ranks and ddp across "
+        "them.",
+    )
+    shard_group: int | None = Field(
+        None, ge=1, description="hsdp: ranks that hold one copy of the model together; it divides the workers."
     )
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="Compute dtype; parameters and reductions stay float32. bfloat16 needs CUDA."
@@ -279,6 +291,13 @@ class DeployServeParameters(Parameters):
         ge=1024,
         le=65535,
         description="HTTP port; a free one from 8000 when absent.",
+        json_schema_extra=NOT_IDENTITY,
+    )
+    drain_timeout_seconds: float = Field(
+        30.0,
+        ge=0.0,
+        le=3600.0,
+        description="How long a replica that leaves, or an engine that is replaced, finishes accepted requests.",
         json_schema_extra=NOT_IDENTITY,
     )
     smoke_prompt: str = Field("def main():\n", description="A request with it must come back before the stage is done.")

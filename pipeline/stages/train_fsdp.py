@@ -26,10 +26,12 @@ from pipeline.training.commit import COMMIT_NAME, CheckpointCommit
 from pipeline.training.config import TrainConfig, plan_batch
 from pipeline.training.device import choose_device
 from pipeline.training.loop import TrainResult
+from pipeline.training.mesh import plan_mesh
 from pipeline.training.model import check_fits, model_config, read_model_config
 from pipeline.training.module_factory import check_module
 from pipeline.training.module_task import check_supported
 from pipeline.training.ray_train import Gang, cluster_gpus, train_on_ray
+from pipeline.training.schedule import check_schedule
 from pipeline.training.session import TrainJob
 from pipeline.training.sharding import check_precision
 from pipeline.training.worker import backend_of
@@ -124,6 +126,8 @@ def _check(
 ) -> None:
     """Batch and model against the dataset; see `run`."""
     workers = context.resources.workers
+    check_schedule(config)
+    plan_mesh(config.parallel, world_size=workers, shard_group=config.shard_group)
     if isinstance(dataset, ArrayDataset):
         check_supported(config)
         plan_batch(config, sequence_length=None, world_size=workers)

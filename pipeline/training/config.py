@@ -12,12 +12,16 @@ from typing import Any, Literal
 
 from pipeline.errors import ParameterError
 
+Schedule = Literal["cosine", "linear", "wsd", "constant"]
+Parallel = Literal["ddp", "zero1", "zero2", "zero3", "hsdp"]
 DEFAULT_TOKENS = 8192
 DEFAULT_EXAMPLES = 64
+DECAY_FRACTION = 5
 _NOT_IDENTITY = frozenset(
     {
         "micro_batch_sequences",
-        "reshard_after_forward",
+        "parallel",
+        "shard_group",
         "activation_checkpointing",
         "compile",
         "checkpoint_every_steps",
@@ -47,13 +51,18 @@ class TrainConfig:
     """For language models; 8192 where it is None."""
     global_batch_examples: int | None = None
     """For modules of the user's own; 64 where it is None."""
+    schedule: Schedule = "cosine"
     minimum_learning_rate_ratio: float = 0.1
+    decay_steps: int | None = None
+    """Of wsd; a fifth of the steps where it is None."""
     warmup_steps: int = 20
     weight_decay: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95
     max_gradient_norm: float = 1.0
-    reshard_after_forward: bool = True
+    parallel: Parallel = "zero3"
+    shard_group: int | None = None
+    """Ranks that hold one copy of the model together; of hsdp."""
     precision: Literal["float32", "bfloat16"] = "float32"
     activation_checkpointing: bool = False
     compile: bool = False
@@ -63,6 +72,11 @@ class TrainConfig:
     validation_sequences: int = 64
     log_every_steps: int = 5
     seed: int = 0
+
+    @property
+    def decay_steps_or_default(self) -> int:
+        """Steps of the last phase of wsd."""
+        return max(1, self.steps // DECAY_FRACTION) if self.decay_steps is None else self.decay_steps
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for a checkpoint to be continued, as JSON values."""

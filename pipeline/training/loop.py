@@ -16,9 +16,10 @@ from torch.distributed.fsdp import FSDPModule
 from pipeline.errors import StageError
 from pipeline.training.checkpoint import TrainingState
 from pipeline.training.commit import CheckpointCommit
+from pipeline.training.mesh import set_pass
 from pipeline.training.optimizer import clip_gradients, set_learning_rate
 from pipeline.training.reporter import Reporter
-from pipeline.training.schedule import cosine_with_warmup
+from pipeline.training.schedule import learning_rate
 from pipeline.training.session import Session, TrainJob, open_session
 from pipeline.training.task import Unit
 from pipeline.training.worker import WorkerContext, joined
@@ -78,7 +79,7 @@ def take_step(session: Session, step: int) -> StepOutcome:
     scale = worker.world_size / plan.units_per_step
     for micro in range(plan.accumulation):
         if plan.accumulation > 1 and isinstance(model, FSDPModule):
-            model.set_requires_gradient_sync(micro == plan.accumulation - 1)
+            set_pass(model, session.mesh_plan, is_last=micro == plan.accumulation - 1)
         first = micro * plan.rows_per_micro_batch
         loss = session.task.loss_sum(model, rows, slice(first, first + plan.rows_per_micro_batch), worker)
         (loss * scale).backward()
@@ -89,18 +90,12 @@ def take_step(session: Session, step: int) -> StepOutcome:
             f"step {step + 1} of {config.steps}: the gradient norm is {norm}; parameters are those of step {step}",
             hint="lower `learning_rate`, raise `warmup_steps`, or look for damaged rows in the data",
         )
-    learning_rate = cosine_with_warmup(
-        step,
-        peak=config.learning_rate,
-        floor_ratio=config.minimum_learning_rate_ratio,
-        warmup_steps=config.warmup_steps,
-        steps=config.steps,
-    )
-    set_learning_rate(session.optimizer, learning_rate)
+    rate = learning_rate(step, config)
+    set_learning_rate(session.optimizer, rate)
     session.optimizer.step()
     session.optimizer.zero_grad()
     session.task.settle(model, worker)
-    return StepOutcome(loss_sum=total, gradient_norm=norm, learning_rate=learning_rate)
+    return StepOutcome(loss_sum=total, gradient_norm=norm, learning_rate=rate)
 
 
 def advance(

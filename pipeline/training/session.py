@@ -14,10 +14,11 @@ from pipeline.artifacts.store import open_store
 from pipeline.training.checkpoint import Checkpointer, seed_rank, start_generation
 from pipeline.training.config import BatchPlan, TrainConfig, plan_batch
 from pipeline.training.language_task import LanguageTask
+from pipeline.training.mesh import MeshPlan, make_mesh, plan_mesh
 from pipeline.training.model import num_parameters
 from pipeline.training.module_task import ModuleTask
 from pipeline.training.optimizer import build_adamw
-from pipeline.training.sharding import check_precision, check_reductions, make_mesh, shard_model
+from pipeline.training.sharding import check_precision, check_reductions, shard_model
 from pipeline.training.speed import Speedometer, peak_flops_of
 from pipeline.training.task import Task
 from pipeline.training.worker import WorkerContext
@@ -43,6 +44,7 @@ class Session:
     worker: WorkerContext
     config: TrainConfig
     plan: BatchPlan
+    mesh_plan: MeshPlan
     task: Task
     model: nn.Module
     parameters: list[nn.Parameter]
@@ -64,7 +66,8 @@ def open_session(worker: WorkerContext, job: TrainJob) -> Session:
     check_precision(config.precision, device=worker.device)
     task, plan = make_task(job, world_size=worker.world_size)
 
-    mesh = make_mesh(worker)
+    mesh_plan = plan_mesh(config.parallel, world_size=worker.world_size, shard_group=config.shard_group)
+    mesh = make_mesh(worker, mesh_plan)
     check_reductions(worker, mesh)
     model = task.build(seed=config.seed)
     count = num_parameters(model)
@@ -78,7 +81,7 @@ def open_session(worker: WorkerContext, job: TrainJob) -> Session:
         mesh,
         blocks=blocks,
         precision=config.precision,
-        reshard_after_forward=config.reshard_after_forward,
+        reshard_after_forward=mesh_plan.reshards_after_forward,
     )
     model.train()
     seed_rank(worker, seed=config.seed, step=0)
@@ -104,6 +107,7 @@ def open_session(worker: WorkerContext, job: TrainJob) -> Session:
         worker=worker,
         config=config,
         plan=plan,
+        mesh_plan=mesh_plan,
         task=task,
         model=model,
         parameters=list(model.parameters()),

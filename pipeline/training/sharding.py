@@ -1,4 +1,4 @@
-"""FSDP2 on a named mesh.
+"""FSDP2 on a mesh.
 
 Owns which modules become groups, the mixed precision policy, and the proof at start that reductions on this backend
 add up. Knows nothing of data or optimizers. The one decision: on gloo gradients are summed and divided explicitly
@@ -12,20 +12,14 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from pipeline.errors import ClusterError, ParameterError
 from pipeline.training.worker import WorkerContext
 
-SHARD_AXIS = "shard"
 _CANARY_TOLERANCE = 1e-6
 """Means of small integers are exact in float32; AVG taken for SUM is off by the world size."""
-
-
-def make_mesh(worker: WorkerContext) -> DeviceMesh:
-    """A mesh of one axis, `shard`, over all ranks; its device type is explicit."""
-    return init_device_mesh(worker.device, (worker.world_size,), mesh_dim_names=(SHARD_AXIS,))
 
 
 def check_precision(precision: Literal["float32", "bfloat16"], *, device: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pipeline.errors import ParameterError
 from pipeline.training.config import TrainConfig, plan_batch
 from pipeline.training.device import check_device_present, choose_device, peak_flops
-from pipeline.training.schedule import cosine_with_warmup
+from pipeline.training.schedule import check_schedule, learning_rate
 from pipeline.training.sharding import check_precision
 from pipeline.training.speed import Speedometer
 
@@ -25,8 +25,13 @@ def config(**fields) -> TrainConfig:
     return TrainConfig(**(given_fields | fields))
 
 
+def rates_of(steps: int = 24, **fields) -> list[float]:
+    run = config(steps=steps, **({"learning_rate": 1.0, "warmup_steps": 4} | fields))
+    return [learning_rate(step, run) for step in range(steps)]
+
+
 def test_the_learning_rate_rises_then_falls_to_the_floor() -> None:
-    rates = [cosine_with_warmup(step, peak=1.0, floor_ratio=0.1, warmup_steps=4, steps=24) for step in range(24)]
+    rates = rates_of()
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[4] == 1.0
     assert rates[-1] == pytest.approx(0.1)
@@ -34,10 +39,34 @@ def test_the_learning_rate_rises_then_falls_to_the_floor() -> None:
     assert rates[14] == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 10 / 19)))
 
 
-@given(steps=st.integers(1, 300), warmup=st.integers(0, 400), floor=st.floats(0, 1))
-def test_the_learning_rate_stays_between_zero_and_the_peak(steps: int, warmup: int, floor: float) -> None:
-    for step in range(steps):
-        rate = cosine_with_warmup(step, peak=2.0, floor_ratio=floor, warmup_steps=warmup, steps=steps)
+def test_the_other_schedules_have_their_phases() -> None:
+    linear = rates_of(schedule="linear")
+    assert linear[4:] == pytest.approx([1.0 - 0.9 * step / 19 for step in range(20)])
+    stable = rates_of(schedule="wsd", decay_steps=5)
+    assert stable[3:19] == [1.0] * 16
+    assert stable[18:] == pytest.approx([1.0, 0.82, 0.64, 0.46, 0.28, 0.1])
+    assert rates_of(schedule="wsd")[19:] == pytest.approx([1.0, 0.775, 0.55, 0.325, 0.1])  # a fifth of 24 is 4
+    assert rates_of(schedule="constant")[3:] == [1.0] * 21
+    assert {tuple(rates_of(schedule=name)[:4]) for name in ("linear", "wsd", "constant")} == {(0.25, 0.5, 0.75, 1.0)}
+
+
+def test_a_phase_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ParameterError, match="decay_steps: 5 is for schedule: wsd, found schedule: cosine"):
+        check_schedule(config(decay_steps=5))
+    with pytest.raises(ParameterError, match=r"warmup_steps 4 \+ decay_steps 9 are more than steps 10"):
+        check_schedule(config(schedule="wsd", decay_steps=9, warmup_steps=4))
+    check_schedule(config(schedule="wsd", decay_steps=6, warmup_steps=4))
+
+
+@given(
+    steps=st.integers(1, 300),
+    warmup=st.integers(0, 400),
+    floor=st.floats(0, 1),
+    schedule=st.sampled_from(["cosine", "linear", "wsd", "constant"]),
+)
+def test_the_learning_rate_stays_between_zero_and_the_peak(steps, warmup, floor, schedule) -> None:
+    fields = {"warmup_steps": warmup, "minimum_learning_rate_ratio": floor, "schedule": schedule}
+    for rate in rates_of(steps, learning_rate=2.0, **fields):
         assert 0.0 <= rate <= 2.0
 
 
