@@ -14,35 +14,62 @@ SMALLEST_CHUNK = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buckets:
-    """Shapes of decode (batch by attention length) and prefill (chunk by attention length)."""
+    """Shapes of decode (batch by attention length), prefill (chunk by attention length) and copied prefixes."""
 
     decode_batches: tuple[int, ...]
     decode_attention: tuple[int, ...]
     chunks: tuple[int, ...]
     prefill_attention: tuple[int, ...]
+    copies: tuple[int, ...] = ()
+    """Lengths of prefixes that are copied from slot to slot; none where no prefix is reused."""
 
     @classmethod
     def for_limits(
-        cls, *, slots: int, context: int, chunk_tokens: int, smallest_attention: int = SMALLEST_ATTENTION
+        cls,
+        *,
+        slots: int,
+        context: int,
+        chunk_tokens: int,
+        smallest_attention: int = SMALLEST_ATTENTION,
+        copies_prefixes: bool = False,
+        is_deterministic: bool = False,
     ) -> "Buckets":
         """The sets for a server of these limits.
 
         One request decodes alone in a batch of 1: XLA:CPU reads weights at 27 GB/s for one row, at 13 GB/s for 4 to 16.
         Attention lengths double for decode, where they cost time at every token, and quadruple for prefill.
+
+        A deterministic server has one shape of each: a sum over 8 rows or 512 positions is rounded differently in an
+        executable for 1 row or 256 positions, but a row of one executable does not depend on the other rows.
         """
+        if is_deterministic:
+            return cls(
+                decode_batches=(slots,),
+                decode_attention=(context,),
+                chunks=(chunk_tokens,),
+                prefill_attention=(context,),
+                copies=(context,) if copies_prefixes else (),
+            )
+        prefill_attention = steps(min(smallest_attention, context), context, factor=4)
         return cls(
             decode_batches=steps(1, slots, factor=8),
             decode_attention=steps(min(smallest_attention, context), context, factor=2),
             chunks=steps(min(SMALLEST_CHUNK, chunk_tokens), chunk_tokens, factor=4),
-            prefill_attention=steps(min(smallest_attention, context), context, factor=4),
+            prefill_attention=prefill_attention,
+            copies=prefill_attention if copies_prefixes else (),
         )
 
     @property
+    def choices(self) -> tuple[int, ...]:
+        """Batches of logits from which tokens are chosen: that of a prompt's last chunk, and those of decode."""
+        return tuple(sorted({1, *self.decode_batches}))
+
+    @property
     def num_executables(self) -> int:
-        """How many executables warm-up compiles: these and the sampler of prefill."""
-        return (
-            len(self.decode_batches) * len(self.decode_attention) + len(self.chunks) * len(self.prefill_attention) + 1
-        )
+        """How many executables warm-up compiles."""
+        num_decode = len(self.decode_batches) * len(self.decode_attention)
+        num_prefill = len(self.chunks) * len(self.prefill_attention)
+        return num_decode + num_prefill + len(self.copies) + len(self.choices)
 
 
 def smallest_fit(needed: int, sizes: Sequence[int]) -> int:

@@ -1,15 +1,17 @@
 """One running completion: its tokens become text, its times become metrics.
 
 Owns what the engine keeps for a request beside its slot. Knows nothing of the model. The one decision: a stop string is
-searched in the text that may be sent, so a client never sees a part of it.
+searched in the text that may be sent, so a client never sees a part of it, nor the log-probability of a token that
+begins behind its start.
 """
 
 from collections.abc import Callable, Sequence
 
 from pipeline.serving.detokenizer import Decoder, Detokenizer, StopStrings
 from pipeline.serving.metrics import Metrics
-from pipeline.serving.request import Chunk, FinishReason, Request
+from pipeline.serving.request import Chunk, FinishReason, RankedToken, Request, TokenLogprobs
 from pipeline.serving.scheduler import Progress
+from pipeline.serving.token_rules import Ranks, TokenRules
 
 Sink = Callable[[Sequence[Chunk]], None]
 """Where chunks go; called on the engine's thread, once a step for all requests that share it."""
@@ -21,6 +23,8 @@ class Completion:
     def __init__(self, request: Request, *, sink: Sink, decoder: Decoder, arrived_at: float) -> None:
         self.request = request
         self.sink = sink
+        self.rules = TokenRules(request.sampling, prompt=request.prompt)
+        self._decoder = decoder
         self._detokenizer = Detokenizer(decoder)
         self._stops = StopStrings(request.sampling.stop)
         self._arrived_at = arrived_at
@@ -28,6 +32,10 @@ class Completion:
         self._first_at: float | None = None
         self._last_at = arrived_at
         self._num_tokens = 0
+        self._num_decoded = 0
+        """Characters."""
+        self._num_sent = 0
+        """Characters; what may begin a stop string is decoded and not yet sent."""
         self._version = ""
 
     def got_slot(self, *, now: float, metrics: Metrics, version: str = "") -> None:
@@ -36,17 +44,27 @@ class Completion:
         self._version = version
         metrics.observe("request_queue_time_seconds", now - self._arrived_at)
 
-    def add(self, progress: Progress, *, now: float, metrics: Metrics) -> Chunk:
-        """Take in new tokens; the chunk to send."""
+    def add(self, progress: Progress, *, ranks: Sequence[Ranks], now: float, metrics: Metrics) -> Chunk:
+        """Take in new tokens, with their log-probabilities where they were asked for; the chunk to send.
+
+        Raises:
+            GrammarError: the request's grammar is too costly to follow.
+        """
         self._note_times(len(progress.tokens), now=now, metrics=metrics)
         finish = progress.finish
         shown = progress.tokens[:-1] if finish is FinishReason.STOP else progress.tokens
-        text = self._detokenizer.add(shown)
+        self.rules.advance(shown)
+        if self.rules.is_finished:
+            finish = FinishReason.STOP
+        logprobs: list[TokenLogprobs] = []
+        decoded = self._decoded(shown, ranks, logprobs)
         if finish is not None:
-            text += self._detokenizer.finish()
-        text = self._stops.add(text)
+            decoded += self._detokenizer.finish()
+        text = self._stops.add(decoded)
+        self._num_sent += len(text)
         if self._stops.is_hit:
             finish = FinishReason.STOP
+            logprobs = [entry for entry in logprobs if entry.text_offset < self._num_sent]
         elif finish is not None:
             text += self._stops.finish()
         if finish is not None:
@@ -56,8 +74,30 @@ class Completion:
             text=text,
             num_tokens=len(progress.tokens),
             finish=finish,
+            logprobs=tuple(logprobs),
             version=self._version,
         )
+
+    def _decoded(self, tokens: Sequence[int], ranks: Sequence[Ranks], logprobs: list[TokenLogprobs]) -> str:
+        """The text that became certain; one token after the other where each one's place in it is wanted."""
+        if not ranks:
+            return self._detokenizer.add(tokens)
+        pieces = []
+        for token, rank in zip(tokens, ranks, strict=False):  # a stop token has ranks, and no text
+            logprobs.append(
+                TokenLogprobs(
+                    chosen=self._ranked(token, rank.logprob),
+                    top=tuple(self._ranked(*entry) for entry in rank.top),
+                    text_offset=self._num_decoded,
+                )
+            )
+            pieces.append(self._detokenizer.add([token]))
+            self._num_decoded += len(pieces[-1])
+        return "".join(pieces)
+
+    def _ranked(self, token: int, logprob: float) -> RankedToken:
+        text, encoded = self._decoder.spelled(token)
+        return RankedToken(token=token, logprob=logprob, text=text, bytes=encoded)
 
     def _note_times(self, num_new: int, *, now: float, metrics: Metrics) -> None:
         if num_new == 0:

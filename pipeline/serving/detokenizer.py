@@ -14,10 +14,14 @@ at most three bytes (byte fallback); those, at the very end, may still change.""
 
 
 class Decoder(Protocol):
-    """The part of `tokenizers.Tokenizer` that is needed here."""
+    """Tokens to text; `vocabulary.py` has it."""
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
-        """Tokens to text."""
+        """The text of tokens that stand together."""
+        ...
+
+    def spelled(self, token: int) -> tuple[str, bytes]:
+        """Text and UTF-8 of one token alone."""
         ...
 
 

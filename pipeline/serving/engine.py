@@ -18,8 +18,9 @@ from pipeline.serving.completion_text import Completion, Sink
 from pipeline.serving.detokenizer import Decoder
 from pipeline.serving.engine_thread import STALL_SECONDS, EngineThread, EngineUnavailable
 from pipeline.serving.metrics import Metrics
-from pipeline.serving.request import Chunk, FinishReason, Request, Sampling
+from pipeline.serving.request import Chunk, FinishReason, Request
 from pipeline.serving.scheduler import Decode, Limits, Prefill, Progress, Scheduler
+from pipeline.serving.token_rules import Chosen, Ranks, TokenRules
 
 _LOG = logging.getLogger(__name__)
 SWAP_WAIT_SECONDS = 30.0
@@ -38,11 +39,11 @@ class Executor(Protocol):
         """Compile everything; seconds."""
         ...
 
-    def prefill(self, step: Prefill, *, sampling: Sampling) -> int:
+    def prefill(self, step: Prefill, *, rules: TokenRules) -> Chosen:
         """Run a chunk."""
         ...
 
-    def decode(self, step: Decode, *, sampling: Sequence[Sampling]) -> list[list[int]]:
+    def decode(self, step: Decode, *, rules: Sequence[TokenRules]) -> list[Chosen]:
         """Run decode steps."""
         ...
 
@@ -213,25 +214,34 @@ class Engine(EngineThread):
             self._completions[request_id].got_slot(now=now, metrics=self.metrics, version=self.version)
         decode = self._scheduler.next_decode()
         if decode is not None:
-            sampling = [self._scheduler.request(row.request_id).sampling for row in decode.rows]
-            tokens = self._executor.decode(decode, sampling=sampling)
+            rules = [self._completions[row.request_id].rules for row in decode.rows]
+            chosen = self._executor.decode(decode, rules=rules)
             self.metrics.count("engine_steps_total", label="decode")
             self.metrics.count("padding_tokens_total", (decode.padded_to - len(decode.rows)) * decode.steps)
-            for progress in self._scheduler.decoded(decode, tokens=tokens):
-                self._progressed(progress)
+            steps = self._scheduler.decoded(decode, tokens=[new.tokens for new in chosen])
+            for progress, new in zip(steps, chosen, strict=True):
+                self._progressed(progress, ranks=new.ranks)
             self._deliver()
-        prefill = self._scheduler.next_prefill()
-        if prefill is not None:
-            token = self._executor.prefill(prefill, sampling=self._scheduler.request(prefill.request_id).sampling)
-            self.metrics.count("engine_steps_total", label="prefill")
-            self.metrics.count("padding_tokens_total", prefill.padded_to - len(prefill.tokens))
-            first = self._scheduler.prefilled(prefill, token=token)
-            if first is not None:
-                self._progressed(first)
+        self._prefill()
         self._deliver()
         self._last_step_at = time.monotonic()
         self._publish_load()
         self._check_compiles()
+
+    def _prefill(self) -> None:
+        budget = self.limits.chunk_tokens
+        while (prefill := self._scheduler.next_prefill(budget=budget)) is not None:
+            budget -= prefill.padded_to
+            if prefill.is_first:
+                num_prompt = len(self._completions[prefill.request_id].request.prompt)
+                self.metrics.count("prefix_cache_queries_total", num_prompt)
+                self.metrics.count("prefix_cache_hits_total", prefill.start)
+            first = self._executor.prefill(prefill, rules=self._completions[prefill.request_id].rules)
+            self.metrics.count("engine_steps_total", label="prefill")
+            self.metrics.count("padding_tokens_total", prefill.padded_to - len(prefill.tokens))
+            prefilled = self._scheduler.prefilled(prefill, tokens=first.tokens)
+            if prefilled is not None:
+                self._progressed(prefilled, ranks=first.ranks)
 
     def _swap_when_due(self, *, now: float) -> None:
         while self._swaps and (not self._scheduler.num_running or now >= self._swaps[0].deadline):
@@ -240,13 +250,14 @@ class Engine(EngineThread):
                 _LOG.warning("%d requests go on with new parameters", num_cut_over)
             swap = self._swaps.popleft()
             before = self._executor.exchange(swap.placed)
+            self._scheduler.forget_prefixes()
             self.version = swap.label
             swap.done.set_result((before, num_cut_over))
 
-    def _progressed(self, progress: Progress) -> None:
+    def _progressed(self, progress: Progress, *, ranks: Sequence[Ranks]) -> None:
         completion = self._completions[progress.request_id]
         try:
-            chunk = completion.add(progress, now=time.monotonic(), metrics=self.metrics)
+            chunk = completion.add(progress, ranks=ranks, now=time.monotonic(), metrics=self.metrics)
         except Exception as error:  # a request's own boundary: it fails alone
             _LOG.exception("request %s failed", progress.request_id)
             self._end(progress.request_id, FinishReason.ERROR, reason="error", error=f"{type(error).__name__}: {error}")

@@ -7,6 +7,7 @@ and nothing compiles while serving.
 Shape suffixes: B batch, K decode steps, V vocabulary.
 """
 
+import functools
 import logging
 import time
 import warnings
@@ -22,25 +23,29 @@ from numpy.typing import NDArray
 from pipeline.models.decoders.model import Cache, Decoder
 from pipeline.serving.buckets import Buckets
 from pipeline.serving.mesh import ServingMesh
-from pipeline.serving.request import Sampling
+from pipeline.serving.request import MAX_LOGIT_BIAS, Sampling
 from pipeline.serving.scheduler import Decode, Limits, Prefill
 from pipeline.serving.served_parameters import ServedParameters
 from pipeline.serving.step_arguments import (
+    choice_arguments,
+    copy_arguments,
     decode_arguments,
     idle_decode,
     idle_prefill,
     prefill_arguments,
-    sampler_arguments,
 )
-from pipeline.serving.step_functions import StepFunctions, first_token
+from pipeline.serving.step_functions import StepFunctions, copied_prefix
+from pipeline.serving.token_choice import ChoiceRows, choose
+from pipeline.serving.token_rules import Chosen, Ranks, TokenRules
 
 _LOG = logging.getLogger(__name__)
-_NO_TOKEN = -1
 _COMPILE_THREADS = 2
 Key = tuple[str, int, int]
-"""Kind, batch or chunk, attention length."""
-_SAMPLER: Key = ("sample", 1, 0)
-"""Of prefill, apart from the model: inside it would double the compile time of every prefill bucket."""
+"""Kind, batch or chunk, attention length. The kind `copy` has the length of what is copied. The kind `choose` sees
+logits alone and has length 0; it also takes the token after a prompt: inside prefill that would double the compile time
+of each of its buckets."""
+_NO_COPY = (np.asarray(0, np.int32), np.asarray(0, np.int32))
+_GREEDY = Sampling(max_tokens=1, temperature=0.0)
 
 
 class ModelExecutor:
@@ -51,6 +56,7 @@ class ModelExecutor:
         self.limits = limits
         self.buckets = buckets
         self._num_tokens = model.config.vocab_size
+        self._num_adjusted = min(limits.context + MAX_LOGIT_BIAS, self._num_tokens)
         self._mesh = mesh
         self._parameters = ServedParameters(model, mesh=mesh, dtype=dtype)
         self._functions = StepFunctions(
@@ -87,24 +93,53 @@ class ModelExecutor:
             self._run_once(key)
         return time.monotonic() - started
 
-    def prefill(self, step: Prefill, *, sampling: Sampling) -> int:
-        """Run one chunk; the token sampled after it where it is the prompt's last chunk."""
+    def prefill(self, step: Prefill, *, rules: TokenRules) -> Chosen:
+        """Run one chunk; the token chosen after it where it is the prompt's last chunk, else none."""
+        if step.copies_from is not None:
+            copy = self._table["copy", 1, step.copied_length]
+            (self._cache,) = copy(self._cache, *copy_arguments(step))
         execute = self._table["prefill", step.padded_to, step.attention_length]
         logits_BV, self._cache = execute(self._parameters.arrays, self._cache, *prefill_arguments(step))
         if not step.is_last:
-            return _NO_TOKEN
-        position = step.start + len(step.tokens)
-        token_B = self._table[_SAMPLER](logits_BV, *sampler_arguments([sampling], position=position))
-        return int(np.asarray(token_B)[0])  # indexing the device array would compile
+            return Chosen([])
+        return self._choose(logits_BV, [rules], positions=[step.start + len(step.tokens)], size=1)[0]
 
-    def decode(self, step: Decode, *, sampling: Sequence[Sampling]) -> list[list[int]]:
-        """Run up to `step.steps` decode steps; each row's new tokens, which end with a stop token where one came."""
+    def decode(self, step: Decode, *, rules: Sequence[TokenRules]) -> list[Chosen]:
+        """Run up to `step.steps` decode steps; each row's new tokens, which end with a stop token where one came.
+
+        One step alone is run where a row has more rules than the loop on the device knows: a grammar follows every
+        token on the host.
+        """
         execute = self._table["decode", step.padded_to, step.attention_length]
-        arguments = decode_arguments(step, sampling=sampling)
-        tokens_BK, counts_B, self._cache = execute(self._parameters.arrays, self._cache, *arguments)
+        # Two executables may round a sum differently: where that matters, one chooses every token.
+        is_plain = not self.limits.is_deterministic and all(rule.is_plain for rule in rules)
+        sampling = [rule.sampling if is_plain else _GREEDY for rule in rules]
+        rows, num_steps = decode_arguments(step, sampling=sampling)
+        if not is_plain:
+            num_steps = np.minimum(num_steps, 1)
+        tokens_BK, counts_B, logits_BV, self._cache = execute(self._parameters.arrays, self._cache, rows, num_steps)
+        if not is_plain:
+            positions = [row.position + 1 for row in step.rows]
+            return self._choose(logits_BV, rules, positions=positions, size=step.padded_to)
         # One transfer for the whole call; nothing but token ids leaves the device.
         tokens, counts = np.asarray(tokens_BK), np.asarray(counts_B)
-        return [tokens[row, : counts[row]].tolist() for row in range(len(step.rows))]
+        return [Chosen(tokens[row, : counts[row]].tolist()) for row in range(len(step.rows))]
+
+    def _choose(
+        self, logits_BV: jax.Array, rules: Sequence[TokenRules], *, positions: Sequence[int], size: int
+    ) -> list[Chosen]:
+        execute = self._table["choose", size, 0]
+        # Indexing a device array would compile.
+        choice = [np.asarray(field) for field in execute(logits_BV, self._choice_rows(rules, positions, size))]
+        return [
+            Chosen([int(choice[0][row])], _ranks(row, *choice[1:], num_wanted=rule.sampling.logprobs))
+            for row, rule in enumerate(rules)
+        ]
+
+    def _choice_rows(self, rules: Sequence[TokenRules], positions: Sequence[int], size: int) -> ChoiceRows:
+        return choice_arguments(
+            rules, positions=positions, size=size, num_adjusted=self._num_adjusted, num_tokens=self._num_tokens
+        )
 
     def leaves_of(self, model: Decoder) -> dict[str, Any]:
         """What `place` takes, from a model of the same description (which is taken over); compiles."""
@@ -131,14 +166,19 @@ class ModelExecutor:
         buckets = self.buckets
         keys = [("prefill", chunk, length) for chunk in buckets.chunks for length in buckets.prefill_attention]
         keys += [("decode", batch, length) for batch in buckets.decode_batches for length in buckets.decode_attention]
-        yield _SAMPLER
+        keys += [("copy", 1, length) for length in buckets.copies]
+        yield from (("choose", batch, 0) for batch in buckets.choices)
         yield from sorted(keys, key=lambda key: (key[2], key[1]))
 
     def _lower(self, key: Key) -> Any:
         kind, size, attention_length = key
-        if key == _SAMPLER:
-            logits = jax.ShapeDtypeStruct((1, self._num_tokens), jnp.float32, sharding=self._mesh.whole)
-            return jax.jit(first_token).lower(logits, *sampler_arguments([], position=0))
+        if kind == "choose":
+            logits = jax.ShapeDtypeStruct((size, self._num_tokens), jnp.float32, sharding=self._mesh.whole)
+            chooser = functools.partial(choose, num_logprobs=self.limits.max_logprobs)
+            return jax.jit(chooser).lower(logits, self._choice_rows([], [], size))
+        if kind == "copy":
+            settled = self._mesh.settled(lambda *given: (copied_prefix(*given, length=attention_length),))
+            return jax.jit(settled, donate_argnums=0).lower(self._cache, *_NO_COPY)
         function = getattr(self._functions, kind)
         settled = self._mesh.settled(lambda *given: function(*given, attention_length=attention_length))
         jitted = jax.jit(settled, donate_argnums=1)
@@ -146,13 +186,25 @@ class ModelExecutor:
 
     def _run_once(self, key: Key) -> None:
         # The first call of an executable allocates; no request should wait for that.
-        if key == _SAMPLER:
-            logits = np.zeros((1, self._num_tokens), np.float32)
-            jax.block_until_ready(self._table[key](logits, *sampler_arguments([], position=0)))
-            return
         kind, size, _ = key
+        if kind == "choose":
+            logits = np.zeros((size, self._num_tokens), np.float32)
+            jax.block_until_ready(self._table[key](logits, self._choice_rows([], [], size)))
+            return
+        if kind == "copy":
+            (self._cache,) = self._table[key](self._cache, *_NO_COPY)
+            return
         *results, self._cache = self._table[key](self._parameters.arrays, self._cache, *_idle(kind, size))
         jax.block_until_ready(results)
+
+
+def _ranks(
+    row: int, logprob_B: np.ndarray, token_BN: np.ndarray, logprob_BN: np.ndarray, *, num_wanted: int | None
+) -> tuple[Ranks, ...]:
+    if num_wanted is None:
+        return ()
+    top = zip(token_BN[row, :num_wanted].tolist(), logprob_BN[row, :num_wanted].tolist(), strict=True)
+    return (Ranks(float(logprob_B[row]), tuple(top)),)
 
 
 def _idle(kind: str, size: int) -> tuple[Any, ...]:

@@ -111,7 +111,7 @@ class RankedToken:
     logprob: float
     """Natural logarithm; of the model's own distribution, before bias, penalties, temperature and grammar."""
     text: str
-    """Of the token alone; replacement characters stand for bytes that are no whole character."""
+    """Of the token alone, with replacement characters for bytes that are no whole character; a special token's name."""
     bytes: bytes
     """UTF-8 of what it stands for, which may be a part of a character; empty for a special token."""
 

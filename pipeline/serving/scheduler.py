@@ -1,15 +1,18 @@
 """Which request runs next, in which slot, with how many tokens.
 
 Owns slots and queue. Pure: values in, values out, the time is passed in; knows nothing of jax, threads or text. The one
-decision: decode goes first and one prefill chunk follows it, so the time between two tokens of a running request is
-bounded by one chunk, however long the prompts that arrive.
+decision: decode goes first and prefill of at most one chunk's tokens follows it, so the time between two tokens of a
+running request is bounded by one chunk, however long or many the prompts that arrive.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from pipeline.serving.buckets import Buckets, smallest_fit
+from pipeline.serving.prefix_index import Prefix, PrefixIndex, Tokens
 from pipeline.serving.request import FinishReason, Request
 
 
@@ -23,6 +26,17 @@ class Limits:
     chunk_tokens: int
     decode_steps: int
     max_waiting: int = 1024
+    prefix_granularity: int = 0
+    """Beginnings that prompts share are taken from the cache in multiples of so many tokens; 0 computes each prompt."""
+    is_deterministic: bool = False
+    """Reuse only what whole prefill chunks computed, so that a hit changes no bit."""
+    max_logprobs: int = 5
+    """Alternatives a token that are reported; 0 compiles no log-probabilities."""
+
+    @property
+    def reuse_granularity(self) -> int:
+        """Of prefixes, in tokens; 0 where none is reused."""
+        return self.chunk_tokens if self.prefix_granularity and self.is_deterministic else self.prefix_granularity
 
 
 @dataclass(kw_only=True, slots=True)
@@ -31,9 +45,13 @@ class Running:
 
     request: Request
     arrived_at: float
+    prompt: Tokens
+    """The request's, as an array."""
     slot: int = -1
     num_cached: int = 0
     """Tokens whose keys and values are in the cache."""
+    has_begun: bool = False
+    """True once a chunk of its prompt was computed."""
     generated: list[int] = field(default_factory=list)
 
     @property
@@ -49,7 +67,11 @@ class Running:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prefill:
-    """Run `tokens` of one prompt from position `start` in `slot`; where `is_last`, the sampled token counts."""
+    """Run `tokens` of one prompt from position `start` in `slot`; where `is_last`, the sampled token counts.
+
+    Where `copies_from` is a slot, that slot's first `start` positions are copied first; `copied_length` is a bucket
+    that holds them.
+    """
 
     request_id: str
     slot: int
@@ -58,6 +80,9 @@ class Prefill:
     is_last: bool
     padded_to: int
     attention_length: int
+    is_first: bool = False
+    copies_from: int | None = None
+    copied_length: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +123,7 @@ class Scheduler:
         self._buckets = buckets
         self._waiting: deque[Running] = deque()
         self._running: OrderedDict[str, Running] = OrderedDict()
-        self._free = list(range(limits.slots))
+        self._slots = PrefixIndex(limits.slots, granularity=limits.reuse_granularity)
 
     @property
     def num_waiting(self) -> int:
@@ -127,7 +152,8 @@ class Scheduler:
 
     def add(self, request: Request, *, now: float) -> None:
         """Queue a request."""
-        self._waiting.append(Running(request=request, arrived_at=now))
+        prompt = np.asarray(request.prompt, np.int32)
+        self._waiting.append(Running(request=request, arrived_at=now, prompt=prompt))
 
     def request(self, request_id: str) -> Request:
         """A running request."""
@@ -137,7 +163,7 @@ class Scheduler:
         """Forget a request wherever it is and free its slot; False where it is unknown."""
         sequence = self._running.pop(request_id, None)
         if sequence is not None:
-            self._free.append(sequence.slot)
+            self._slots.release(sequence.slot, tokens=self._reusable(sequence))
             return True
         for waiting in self._waiting:
             if waiting.request.request_id == request_id:
@@ -148,9 +174,10 @@ class Scheduler:
     def admit(self, *, now: float) -> list[tuple[str, float]]:
         """Give free slots to the longest waiting; returns (request, seconds it waited)."""
         admitted = []
-        while self._waiting and self._free:
+        while self._waiting and self._slots.free:
             sequence = self._waiting.popleft()
-            sequence.slot = self._free.pop()
+            held = self._slots.take(sequence.prompt)
+            sequence.slot, sequence.num_cached = held.slot, held.num_tokens
             self._running[sequence.request.request_id] = sequence
             admitted.append((sequence.request.request_id, now - sequence.arrived_at))
         return admitted
@@ -160,10 +187,7 @@ class Scheduler:
         ready = [sequence for sequence in self._running.values() if sequence.is_prefilled]
         if not ready:
             return None
-        is_prefill_pending = len(ready) < len(self._running)
-        # A prompt that waits for its next chunk should not wait for several tokens of everybody else.
-        longest = max(sequence.tokens_left for sequence in ready)
-        steps = 1 if is_prefill_pending else min(self._limits.decode_steps, longest)
+        steps = self._num_steps(ready)
         rows = tuple(
             DecodeRow(
                 request_id=sequence.request.request_id,
@@ -182,30 +206,41 @@ class Scheduler:
             attention_length=smallest_fit(reach, self._buckets.decode_attention),
         )
 
-    def next_prefill(self) -> Prefill | None:
-        """The prefill chunk of this step (of the request that came first), or None."""
-        for sequence in self._running.values():
-            if sequence.is_prefilled:
-                continue
-            start = sequence.num_cached
-            tokens = sequence.request.prompt[start : start + self._limits.chunk_tokens]
-            end = start + len(tokens)
-            return Prefill(
-                request_id=sequence.request.request_id,
-                slot=sequence.slot,
-                tokens=tokens,
-                start=start,
-                is_last=end == len(sequence.request.prompt),
-                padded_to=smallest_fit(len(tokens), self._buckets.chunks),
-                attention_length=smallest_fit(end, self._buckets.prefill_attention),
-            )
-        return None
+    def next_prefill(self, *, budget: int) -> Prefill | None:
+        """The next prefill chunk (of the request that came first) where it takes at most `budget` padded tokens."""
+        sequence = next((one for one in self._running.values() if not one.is_prefilled), None)
+        if sequence is None:
+            return None
+        start, source = sequence.num_cached, None
+        if not sequence.has_begun:
+            # Only now: what came before it, a choice of the same prompt perhaps, is computed by this time.
+            source = self._slots.longest(sequence.prompt, beyond=Prefix(slot=sequence.slot, num_tokens=start))
+            start = start if source is None else source.num_tokens
+        tokens = sequence.request.prompt[start : start + self._limits.chunk_tokens]
+        end = start + len(tokens)
+        padded_to = smallest_fit(len(tokens), self._buckets.chunks)
+        if padded_to > budget:
+            return None
+        return Prefill(
+            request_id=sequence.request.request_id,
+            slot=sequence.slot,
+            tokens=tokens,
+            start=start,
+            is_last=end == len(sequence.request.prompt),
+            padded_to=padded_to,
+            attention_length=smallest_fit(end, self._buckets.prefill_attention),
+            is_first=not sequence.has_begun,
+            copies_from=None if source is None else source.slot,
+            copied_length=0 if source is None else smallest_fit(start, self._buckets.copies),
+        )
 
-    def prefilled(self, step: Prefill, *, token: int) -> Progress | None:
-        """Take in a prefill's result; the first token where it was the last chunk."""
+    def prefilled(self, step: Prefill, *, tokens: Sequence[int]) -> Progress | None:
+        """Take in a prefill's result; its one token where it was the last chunk."""
         sequence = self._running[step.request_id]
-        sequence.num_cached += len(step.tokens)
-        return self._extended(sequence, [token]) if step.is_last else None
+        sequence.has_begun = True
+        sequence.num_cached = step.start + len(step.tokens)
+        self._slots.hold(sequence.slot, sequence.prompt[: sequence.num_cached])
+        return self._extended(sequence, tokens) if step.is_last else None
 
     def decoded(self, step: Decode, *, tokens: Sequence[Sequence[int]]) -> list[Progress]:
         """Take in a decode's result: each row's new tokens, in the order of `step.rows`."""
@@ -216,12 +251,39 @@ class Scheduler:
             progress.append(self._extended(sequence, new))
         return progress
 
+    def forget_prefixes(self) -> None:
+        """Reuse nothing of what is cached now, not even of requests that run."""
+        self._slots.forget()
+
     def why_unbalanced(self) -> str | None:
         """What is wrong with the slots, or None: each slot is free or held by exactly one request."""
         held = [sequence.slot for sequence in self._running.values()]
-        if sorted((*held, *self._free)) != list(range(self._limits.slots)):
-            return f"slots held {sorted(held)} and free {sorted(self._free)} are not 0..{self._limits.slots - 1}"
+        free = self._slots.free
+        if sorted((*held, *free)) != list(range(self._limits.slots)):
+            return f"slots held {sorted(held)} and free {sorted(free)} are not 0..{self._limits.slots - 1}"
+        for sequence in self._running.values():
+            reach = len(sequence.prompt) + max(len(sequence.generated) - 1, 0)
+            if sequence.num_cached > reach:
+                return f"slot {sequence.slot} counts {sequence.num_cached} cached tokens of {reach}"
         return None
+
+    def _num_steps(self, ready: Sequence[Running]) -> int:
+        """Decode steps of the next call.
+
+        One where a prompt waits for its next chunk, which should not wait for several tokens of everybody else. Where a
+        request waits for a slot, no more than the request that ends first still needs: its slot changes hands at once.
+        """
+        if len(ready) < len(self._running):
+            return 1
+        needed = (one.tokens_left for one in ready)
+        return min(self._limits.decode_steps, min(needed) if self._waiting else max(needed))
+
+    def _reusable(self, sequence: Running) -> Tokens:
+        """What of a request's cache later prompts may use."""
+        if self._limits.is_deterministic or sequence.num_cached <= len(sequence.prompt):
+            return sequence.prompt[: sequence.num_cached]
+        whole = np.concatenate([sequence.prompt, np.asarray(sequence.generated, np.int32)])
+        return whole[: sequence.num_cached]
 
     def _extended(self, sequence: Running, new: Sequence[int]) -> Progress:
         sequence.generated.extend(new)

@@ -29,14 +29,14 @@ def prefill_arguments(step: Prefill) -> tuple[np.ndarray, np.ndarray]:
     return tokens_BT, np.asarray([step.slot, step.start, len(step.tokens)], np.int32)
 
 
+def copy_arguments(step: Prefill) -> tuple[np.ndarray, np.ndarray]:
+    """The slots, from and to, as int32 []."""
+    return np.asarray(step.copies_from, np.int32), np.asarray(step.slot, np.int32)
+
+
 def decode_arguments(step: Decode, *, sampling: Sequence[Sampling]) -> tuple[Rows, np.ndarray]:
     """The rows, padded to the bucket, and the number of steps as int32 []."""
     return _rows(step, sampling=sampling, size=step.padded_to), np.asarray(step.steps, np.int32)
-
-
-def sampler_arguments(sampling: Sequence[Sampling], *, position: int) -> tuple[SamplingRows, np.ndarray]:
-    """Of one row whose token goes to `position`."""
-    return sampling_rows(sampling, size=1), np.asarray([position], np.int32)
 
 
 def choice_arguments(

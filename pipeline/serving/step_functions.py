@@ -1,7 +1,8 @@
-"""What an executable computes: a prefill chunk, several decode steps, the token after a prompt.
+"""What an executable of the model computes: a prefill chunk, several decode steps.
 
 Owns the functions that are traced for every bucket. Knows nothing of requests, buckets or how a result is read. The one
 decision: several decode steps and the choice of their tokens are one loop on the device, and only token ids leave it.
+The logits of the last step are returned too, and stay on the device for `token_choice.py`.
 
 Shape suffixes: B batch, T chunk tokens, K decode steps, E stop ids, V vocabulary.
 """
@@ -62,8 +63,8 @@ class StepFunctions:
 
     def decode(
         self, leaves: Any, cache: Cache, rows: Rows, num_steps: Any, *, attention_length: int
-    ) -> tuple[jax.Array, jax.Array, Cache]:
-        """Up to `num_steps` tokens of each row: int32 [B, K], and how many of them count [B]."""
+    ) -> tuple[jax.Array, jax.Array, jax.Array, Cache]:
+        """Up to `num_steps` tokens of each row, int32 [B, K]; how many of them count, [B]; the last logits [B, V]."""
         model = self.rebuild(leaves)
         num_rows = rows.token_B.shape[0]
 
@@ -72,7 +73,7 @@ class StepFunctions:
             return (step < num_steps) & jnp.any(is_active_B)
 
         def one_step(carry: Any) -> Any:
-            step, is_active_B, token_B, count_B, tokens_BK, cache = carry
+            step, is_active_B, token_B, count_B, tokens_BK, _, cache = carry
             position_B = jnp.where(is_active_B, rows.position_B + step, self.context)
             logits_BV, cache = model.extend(
                 token_B[:, None],
@@ -86,7 +87,7 @@ class StepFunctions:
             tokens_BK = tokens_BK.at[:, step].set(next_B)
             count_B = count_B + is_active_B
             is_active_B &= (count_B < rows.budget_B) & jnp.all(next_B[:, None] != rows.stop_BE, axis=1)
-            return step + 1, is_active_B, next_B, count_B, tokens_BK, cache
+            return step + 1, is_active_B, next_B, count_B, tokens_BK, logits_BV, cache
 
         start = (
             jnp.int32(0),
@@ -94,12 +95,19 @@ class StepFunctions:
             rows.token_B,
             jnp.zeros(num_rows, jnp.int32),
             jnp.zeros((num_rows, self.decode_steps), jnp.int32),
+            jnp.zeros((num_rows, model.config.vocab_size), jnp.float32),
             cache,
         )
-        _, _, _, count_B, tokens_BK, cache = jax.lax.while_loop(unfinished, one_step, start)
-        return tokens_BK, count_B, cache
+        _, _, _, count_B, tokens_BK, logits_BV, cache = jax.lax.while_loop(unfinished, one_step, start)
+        return tokens_BK, count_B, logits_BV, cache
 
 
-def first_token(logits_BV: jax.Array, rows: SamplingRows, positions_B: Any) -> jax.Array:
-    """The token after a prompt; int32 [B]."""
-    return sample(logits_BV, rows=rows, positions_B=positions_B)
+def copied_prefix(cache: Cache, source: Any, target: Any, *, length: int) -> Cache:
+    """The cache with the first `length` positions of slot `source` also in slot `target`."""
+
+    def copied(part_SKPH: jax.Array) -> jax.Array:
+        num_heads, head_dim = part_SKPH.shape[1], part_SKPH.shape[3]
+        rows = jax.lax.dynamic_slice(part_SKPH, (source, 0, 0, 0), (1, num_heads, length, head_dim))
+        return jax.lax.dynamic_update_slice(part_SKPH, rows, (target, 0, 0, 0))
+
+    return jax.tree.map(copied, cache)

@@ -16,6 +16,7 @@ ALLOWED = {
         "pipeline/training/*.py",
         "pipeline/evaluation/torch_*.py",
         "pipeline/diagnostics/bench_train.py",
+        "pipeline/diagnostics/bench_serve_torch.py",
         "converters/torch_*.py",
         "converters/trace/*.py",
         "converters/model_pair.py",
@@ -26,12 +27,14 @@ ALLOWED = {
         "pipeline/training/*.py",
         "pipeline/evaluation/torch_*.py",
         "pipeline/diagnostics/bench_train.py",
+        "pipeline/diagnostics/bench_serve_torch.py",
         "converters/torch_*.py",
         "converters/trace/*.py",
         "pipeline/diagnostics/zoo_*.py",
         "pipeline/diagnostics/trace_*.py",
     ),
     "jax": (
+        "pipeline/diagnostics/bench_serve_ours.py",
         "pipeline/models/*.py",
         "pipeline/serving/*.py",
         "pipeline/evaluation/flax_*.py",
@@ -51,8 +54,10 @@ ALLOWED = {
     "orbax": ("pipeline/models/parameter_writer.py", "pipeline/diagnostics/bench_convert.py"),
     "ray": ("*/ray_*.py",),
     "mlflow": ("pipeline/tracking/mlflow_*.py",),
+    "llguidance": ("pipeline/serving/vocabulary.py", "pipeline/serving/structured_*.py"),
     "onnx": ("converters/onnx_*.py",),
-    "onnxruntime": ("converters/torch_onnx_*.py",),
+    "onnxruntime": ("converters/torch_onnx_*.py", "pipeline/diagnostics/bench_serve_onnx.py"),
+    "llama_cpp": ("pipeline/diagnostics/bench_serve_llama.py",),
     "fsspec": (
         "pipeline/artifacts/fsspec_store.py",
         "pipeline/data/remote.py",
@@ -129,6 +134,7 @@ def test_only_the_command_line_prints() -> None:
 
 def test_broad_excepts_stand_only_at_process_boundaries() -> None:
     boundaries = {
+        "pipeline/diagnostics/bench_serve_side.py",
         "pipeline/diagnostics/trace_trial.py",
         "pipeline/diagnostics/zoo_transformers.py",
         "pipeline/cli/main.py",

@@ -5,7 +5,7 @@ import json
 import jax
 import pytest
 from flax import nnx
-from tiny_llama import CONFIG, LIMITS, Warm, make_tokenizer, random_leaves
+from tiny_llama import CONFIG, LIMITS, VOCABULARY, Warm, make_tokenizer, random_leaves
 
 from pipeline.models.checkpoint import build_model, save_parameters
 from pipeline.models.registry import describe_config
@@ -14,11 +14,17 @@ from pipeline.serving.engine import Engine
 from pipeline.serving.executor import ModelExecutor
 from pipeline.serving.mesh import ServingMesh
 from pipeline.serving.metrics import Metrics
+from pipeline.serving.vocabulary import Vocabulary
 
 
 @pytest.fixture(scope="session")
 def tokenizer():
     return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def vocabulary(tokenizer):
+    return Vocabulary(tokenizer, num_tokens=VOCABULARY, stop_ids=(0,))
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +36,11 @@ def model():
 def executor(model):
     copy = nnx.clone(model)
     buckets = Buckets.for_limits(
-        slots=LIMITS.slots, context=LIMITS.context, chunk_tokens=LIMITS.chunk_tokens, smallest_attention=128
+        slots=LIMITS.slots,
+        context=LIMITS.context,
+        chunk_tokens=LIMITS.chunk_tokens,
+        smallest_attention=128,
+        copies_prefixes=True,
     )
     made = ModelExecutor(
         copy, limits=LIMITS, buckets=buckets, mesh=ServingMesh.of(jax.devices("cpu")[0]), dtype="float32"
@@ -45,8 +55,8 @@ def warm():
 
 
 @pytest.fixture
-def engine(executor, tokenizer):
-    made = Engine(Warm(executor), decoder=tokenizer, limits=LIMITS, metrics=Metrics(model="tiny"), strict=True)
+def engine(executor, vocabulary):
+    made = Engine(Warm(executor), decoder=vocabulary, limits=LIMITS, metrics=Metrics(model="tiny"), strict=True)
     made.start(timeout_seconds=60)
     yield made
     made.stop(drain_seconds=10)

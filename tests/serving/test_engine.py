@@ -14,6 +14,7 @@ from pipeline.serving.engine import Engine
 from pipeline.serving.engine_thread import EngineUnavailable
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.request import FinishReason, Request, Sampling
+from pipeline.serving.token_rules import Chosen
 
 
 def request(name, prompt, num, **how):
@@ -135,9 +136,9 @@ def test_a_compile_on_the_engine_thread_is_counted_and_fails_a_strict_engine(exe
         def warm_up(self, *, on_progress=None):
             return 0.0
 
-        def prefill(self, step, *, sampling):
+        def prefill(self, step, *, rules):
             nnx.jit(lambda x: x * 3 + len(step.tokens))(jnp.ones(17)).block_until_ready()
-            return 5
+            return Chosen([5])
 
         decode = None
 
@@ -186,10 +187,10 @@ class Failing:
     def warm_up(self, *, on_progress=None):
         return 0.0
 
-    def prefill(self, step, *, sampling):
-        return 3
+    def prefill(self, step, *, rules):
+        return Chosen([3])
 
-    def decode(self, step, *, sampling):
+    def decode(self, step, *, rules):
         raise MemoryError("out of device memory")
 
 

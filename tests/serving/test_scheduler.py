@@ -24,17 +24,17 @@ def make(*requests):
 
 
 def prefill_all(scheduler):
-    while (step := scheduler.next_prefill()) is not None:
-        scheduler.prefilled(step, token=9)
+    while (step := scheduler.next_prefill(budget=64)) is not None:
+        scheduler.prefilled(step, tokens=[9])
 
 
 def test_a_long_prompt_is_cut_into_chunks_and_padded_to_buckets():
     scheduler = make(request("a", 150, 5))
     scheduler.admit(now=0.0)
     steps = []
-    while (step := scheduler.next_prefill()) is not None:
+    while (step := scheduler.next_prefill(budget=64)) is not None:
         steps.append(step)
-        scheduler.prefilled(step, token=1)
+        scheduler.prefilled(step, tokens=[1])
     assert [(step.start, len(step.tokens), step.padded_to, step.is_last) for step in steps] == [
         (0, 64, 64, False),
         (64, 64, 64, False),
@@ -46,14 +46,14 @@ def test_a_long_prompt_is_cut_into_chunks_and_padded_to_buckets():
 def test_a_running_request_gets_one_token_for_each_chunk_of_a_newcomer():
     scheduler = make(request("a", 10, 50), request("b", 200, 5))
     scheduler.admit(now=0.0)
-    first = scheduler.next_prefill()
+    first = scheduler.next_prefill(budget=64)
     assert first.request_id == "a"
-    scheduler.prefilled(first, token=1)
+    scheduler.prefilled(first, tokens=[1])
     for _ in range(4):
         decode = scheduler.next_decode()
         assert decode.steps == 1 and [row.request_id for row in decode.rows] == ["a"]
         scheduler.decoded(decode, tokens=[[2]])
-        scheduler.prefilled(scheduler.next_prefill(), token=3)
+        scheduler.prefilled(scheduler.next_prefill(budget=64), tokens=[3])
     decode = scheduler.next_decode()
     assert decode.steps == 4 and {row.request_id for row in decode.rows} == {"a", "b"}
 
@@ -79,7 +79,7 @@ def test_budget_and_steps_never_pass_max_tokens():
 def test_a_stop_token_finishes_and_one_token_requests_end_with_prefill():
     scheduler = make(request("a", 5, 9, stop_ids=[7]), request("b", 5, 1))
     scheduler.admit(now=0.0)
-    first, second = (scheduler.prefilled(scheduler.next_prefill(), token=3) for _ in range(2))
+    first, second = (scheduler.prefilled(scheduler.next_prefill(budget=64), tokens=[3]) for _ in range(2))
     assert first.finish is None and second.finish is FinishReason.LENGTH
     (progress,) = scheduler.decoded(scheduler.next_decode(), tokens=[[3, 7]])
     assert progress.finish is FinishReason.STOP and progress.tokens == (3, 7)
@@ -110,8 +110,8 @@ def test_ten_thousand_random_events_lose_no_slot_and_respect_every_limit():
                 new = [[rng.randint(0, 9) for _ in range(row.budget)] for row in decode.rows]
                 cut = [tokens[: tokens.index(0) + 1] if 0 in tokens else tokens for tokens in new]
                 progress = scheduler.decoded(decode, tokens=cut)
-            if (prefill := scheduler.next_prefill()) is not None:
-                first = scheduler.prefilled(prefill, token=rng.randint(0, 9))
+            if (prefill := scheduler.next_prefill(budget=64)) is not None:
+                first = scheduler.prefilled(prefill, tokens=[rng.randint(0, 9)] if prefill.is_last else [])
                 progress += [first] if first else []
             alive -= {one.request_id for one in progress if one.finish}
         assert scheduler.why_unbalanced() is None

@@ -27,7 +27,7 @@ CONFIG = {
     "tie_word_embeddings": True,
     "eos_token_id": 0,
 }
-LIMITS = Limits(slots=4, context=160, chunk_tokens=32, decode_steps=4, max_waiting=400)
+LIMITS = Limits(slots=4, context=160, chunk_tokens=32, decode_steps=4, max_waiting=400, prefix_granularity=16)
 
 
 def random_leaves(seed=0, scale=0.25):
