@@ -23,6 +23,7 @@ from pipeline.serving.scheduler import Limits
 from pipeline.serving.served_model import LoadedModel, ServedModel
 from pipeline.serving.text_surface import TextSurface
 from pipeline.serving.tokenizer_file import read_tokenizer
+from pipeline.serving.vocabulary import Vocabulary
 
 ENDPOINT = "completions"
 
@@ -57,7 +58,8 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
             mesh=ServingMesh.of(loaded.device),
             dtype=loaded.placement.dtype,
         )
-    engine = Engine(executor, decoder=tokenizer, limits=limits, metrics=Metrics(model=settings.name))
+    vocabulary = Vocabulary(tokenizer, num_tokens=num_tokens, stop_ids=stop_ids_of(config))
+    engine = Engine(executor, decoder=vocabulary, limits=limits, metrics=Metrics(model=settings.name))
     engine.start()
     served = sampling_fields.ServedModel(
         name=settings.name, context=context, num_tokens=num_tokens, stop_ids=stop_ids_of(config)
@@ -67,7 +69,7 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
         return make_surface(
             engine=engine,
             encoder=tokenizer,
-            decoder=tokenizer,
+            decoder=vocabulary,
             model=served,
             facts=facts,
             access=access_of(settings),
