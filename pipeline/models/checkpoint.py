@@ -8,7 +8,7 @@ A model directory holds `config.json` or `program.json`, `tokenizer.json`, `para
 are dotted (`layers.0.mlp.up_proj.kernel`); on disk they are nested dicts with string keys.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from pipeline.errors import ArtifactError
 from pipeline.models.description import ModelDescription
 from pipeline.models.parameter_reader import StoredParameters
 from pipeline.models.parameter_writer import AnnouncedLeaf, Piece, write_parameters
-from pipeline.models.placement import Placement, put
+from pipeline.models.placement import Layout, placed_leaves
+from pipeline.models.quantization import SCALE_SUFFIX, quantized_leaf
 from pipeline.models.registry import describe
 from pipeline.models.variables import LEAVES
 
@@ -76,25 +77,39 @@ def model_leaves(model: nnx.Module) -> dict[str, Any]:
     return {_dotted(path): variable.get_value() for path, variable in _items(nnx.state(model, LEAVES))}
 
 
-def load_model(directory: Path, *, dtype: str | None, sharding: Placement | None = None) -> nnx.Module:
+def load_model(
+    directory: Path,
+    *,
+    dtype: str | None,
+    layout: Layout | None = None,
+    prepared: Callable[[nnx.Module], nnx.Module] = lambda model: model,
+) -> nnx.Module:
     """The module of a model directory with its stored parameters.
 
-    Leaves are read one after the other, each straight onto its devices: beside the model itself, the host holds the
-    largest leaf twice (read, and cast) and a read-ahead of 64 MiB.
+    Leaves are read one after the other, each straight onto its devices, and of each the stretch alone that the devices
+    of this process keep: beside the model itself, the host holds the largest such stretch twice (read, and cast) and a
+    read-ahead of 64 MiB.
 
     Args:
         directory: with `config.json` or `program.json`, and `params/`.
         dtype: cast every floating leaf to it; None keeps what is stored.
-        sharding: of each leaf by its path and shape (`placement.by_rules`); jax's default device when None.
+        layout: on several devices; jax's default device when None.
+        prepared: changes the abstract module before leaves are laid in, on one device alone. A leaf `P` beside which it
+            puts a `P_scale` is quantized as it is read.
 
     Raises:
         ArtifactError: leaves are missing, surplus, of another shape or not of a stored dtype; all in one message.
-        ParameterError: the config is of no known family or not supported, or a leaf cannot be laid out as asked.
+        ParameterError: the config is of no known family or not supported.
     """
     stored = StoredParameters.open(directory / PARAMETERS_DIRECTORY)
     abstract = describe(directory).abstract()
     _check(abstract, stored.headers, source=str(directory))
-    return _assembled(abstract, stored.read_each(stored.headers), dtype=dtype, sharding=sharding)
+    if layout is None:
+        abstract = prepared(abstract)
+        scales = {name for name in model_leaves(abstract) if name.endswith(SCALE_SUFFIX)}
+        return _assembled(abstract, _on_one_device(stored.read_each(stored.headers), dtype=dtype, scales=scales))
+    abstract = layout.description.abstract()
+    return _assembled(abstract, _laid_out(stored, abstract, layout=layout, dtype=dtype))
 
 
 def build_model(
@@ -103,7 +118,7 @@ def build_model(
     """As `load_model`, from leaves in memory; `source` names them in errors."""
     abstract = description.abstract()
     _check(abstract, leaves, source=source)
-    return _assembled(abstract, leaves.items(), dtype=dtype, sharding=None)
+    return _assembled(abstract, _on_one_device(leaves.items(), dtype=dtype))
 
 
 def _check(abstract: nnx.Module, found: Mapping[str, Any], *, source: str) -> None:
@@ -124,23 +139,39 @@ def _check(abstract: nnx.Module, found: Mapping[str, Any], *, source: str) -> No
         )
 
 
-def _assembled(
-    abstract: nnx.Module,
-    leaves: Iterable[tuple[str, Any]],
-    *,
-    dtype: str | None,
-    sharding: Placement | None,
-) -> nnx.Module:
+def _assembled(abstract: nnx.Module, leaves: Iterable[tuple[str, jax.Array]]) -> nnx.Module:
     """The module with `leaves`, taken one by one; nothing else holds on to them."""
     graph, state, rest = nnx.split(abstract, LEAVES, ...)
     variables = {_dotted(path): (path, variable) for path, variable in _items(state)}
     filled = {}
     for name, leaf in leaves:
         path, variable = variables[name]
-        place = None if sharding is None else sharding(name, tuple(leaf.shape))
-        filled[path] = variable.replace(put(_as_jax_keeps(name, leaf, dtype), place))
+        filled[path] = variable.replace(leaf)
         del leaf
     return nnx.merge(graph, nnx.from_flat_state(filled), rest)
+
+
+def _on_one_device(
+    leaves: Iterable[tuple[str, Any]], *, dtype: str | None, scales: Container[str] = ()
+) -> Iterator[tuple[str, jax.Array]]:
+    for name, leaf in leaves:
+        if name + SCALE_SUFFIX in scales:
+            # The scales stay float32: rounded, each would be wrong in the same direction for a whole channel.
+            for own, array in zip((name, name + SCALE_SUFFIX), quantized_leaf(leaf), strict=True):
+                yield own, jnp.asarray(array)
+        else:
+            yield name, jnp.asarray(_as_jax_keeps(name, leaf, dtype))
+        del leaf
+
+
+def _laid_out(
+    stored: StoredParameters, abstract: nnx.Module, *, layout: Layout, dtype: str | None
+) -> Iterator[tuple[str, jax.Array]]:
+    shapes = {path: tuple(leaf.shape) for path, leaf in model_leaves(abstract).items()}
+    leaves = {leaf.path: leaf for leaf in placed_leaves(layout, shapes)}
+    for path, part in stored.read_stretches((leaf.path, leaf.wanted) for leaf in leaves.values()):
+        yield path, leaves[path].put(_as_jax_keeps(path, part, dtype))
+        del part
 
 
 def _as_jax_keeps(name: str, leaf: Any, dtype: str | None) -> NDArray[Any]:

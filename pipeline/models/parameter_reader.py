@@ -6,6 +6,7 @@ it fails, leaves hundreds of reads behind that print to stderr after its event l
 """
 
 import json
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,8 @@ from pipeline.models import heap
 from pipeline.models.parameter_writer import AnnouncedLeaf
 
 Array = NDArray[Any]
+Index = tuple[slice, ...]
+"""A stretch of each dimension, with its start and stop."""
 
 READ_AHEAD_BYTES = 64 * 2**20
 """Held for leaves that are being read while one is used, unless a single one needs more."""
@@ -72,26 +75,37 @@ class StoredParameters:
         Raises:
             ArtifactError: a file is missing, truncated or altered.
         """
-        reading: deque[tuple[str, Any]] = deque()
+        return self.read_stretches((path, tuple(map(slice, self.headers[path].shape))) for path in paths)
+
+    def read_stretches(self, wanted: Iterable[tuple[str, Index]]) -> Iterator[tuple[str, Array]]:
+        """As `read_each`, of each leaf the stretch of every dimension that `wanted` has beside its path.
+
+        Only chunks that hold some of it are read.
+
+        Raises:
+            ArtifactError: a file is missing, truncated or altered.
+        """
+        reading: deque[tuple[str, Any, int]] = deque()
         held = 0
         try:
-            for path in paths:
-                num_bytes = _READING_COPIES * self.headers[path].nbytes
+            for path, index in wanted:
+                part = self._stores[path][index]
+                num_bytes = _READING_COPIES * math.prod(part.shape) * self.headers[path].dtype.itemsize
                 while reading and held + num_bytes > READ_AHEAD_BYTES:
-                    held -= _READING_COPIES * self.headers[reading[0][0]].nbytes
+                    held -= reading[0][2]
                     yield self._taken(reading)
                     heap.give_back()
-                reading.append((path, self._stores[path].read()))
+                reading.append((path, part.read(), num_bytes))
                 held += num_bytes
             while reading:
                 yield self._taken(reading)
         finally:
-            for _, read in reading:
+            for _, read, _ in reading:
                 read.cancel()
             heap.give_back()
 
-    def _taken(self, reading: deque[tuple[str, Any]]) -> tuple[str, Array]:
-        path, read = reading.popleft()
+    def _taken(self, reading: deque[tuple[str, Any, int]]) -> tuple[str, Array]:
+        path, read, _ = reading.popleft()
         try:
             return path, np.asarray(read.result())
         except _READ_ERRORS as error:

@@ -26,6 +26,9 @@ Array = NDArray[Any]
 
 BUFFER_BYTES = 64 * 2**20
 """Held at once while small leaves are written; a larger piece of work is held alone."""
+CHUNK_BYTES = 2 * 2**20
+"""A leaf is stored in tiles of at most this size, so that who needs a stretch of it reads little else: 237 MB in 25
+leaves are read as fast as when each is one piece (0.5 s), and written with 0.8 instead of 0.6 s of the processor."""
 _BATCH_BYTES = 24 * 2**20
 """Small pieces are written together: each commit of Orbax costs a thread and a few flushed files. SmolLM2's 272 leaves
 one by one took 0.4 s more of the processor than in batches, of 2.7 s in all."""
@@ -83,7 +86,8 @@ def write_parameters(
     arrays = ocp.type_handlers.ArrayHandler()  # never used, but Orbax warns where it is not there
     registry = ocp.type_handlers.create_type_handler_registry((AnnouncedLeaf, handler), (jax.Array, arrays))
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry)) as checkpointer:
-        checkpointer.save(directory.resolve(), args=ocp.args.PyTreeSave(_nested(announced)))
+        chunked = {path: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES) for path in announced}
+        checkpointer.save(directory.resolve(), args=ocp.args.PyTreeSave(_nested(announced), save_args=_nested(chunked)))
 
 
 class _StreamingHandler(ocp.type_handlers.NumpyHandler):

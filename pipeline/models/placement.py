@@ -1,57 +1,82 @@
-"""Where the leaves of a model lie.
+"""Where the leaves of a model lie, and what of the stored leaves goes there.
 
-Owns the choice of a sharding for each leaf. Knows no model. The one decision: a placement is a function of the leaf's
-path, so a leaf goes from the disk straight to the devices that keep it.
+Owns the way of a leaf from the disk to the devices that keep it. Knows no model. The one decision: what a process reads
+follows from the shardings alone: of each leaf the stretch that its own devices keep, and nothing else.
 """
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Sharding
 from numpy.typing import NDArray
 
-from pipeline.errors import ParameterError
+from pipeline.models.description import ModelDescription
+from pipeline.models.parameter_reader import Index
 
 Placement = Callable[[str, tuple[int, ...]], Sharding]
 """Sharding of the leaf at a dotted path with a shape."""
 
 
-def by_rules(mesh: Mesh, *, rules: Sequence[tuple[str, PartitionSpec]]) -> Placement:
-    """A placement on `mesh`: the first rule whose pattern is found in the path; replicated where none is.
-
-    Args:
-        mesh: the devices.
-        rules: a regular expression and the mesh axes by dimension, for example `("up_proj.kernel$",
-            PartitionSpec(None, "model"))`.
-
-    Returns:
-        A function that raises `ParameterError` for a leaf that its rule does not divide evenly.
-    """
-
-    def place(path: str, shape: tuple[int, ...]) -> Sharding:
-        pattern, spec = next(
-            ((pattern, spec) for pattern, spec in rules if re.search(pattern, path)), ("", PartitionSpec())
-        )
-        sharding = NamedSharding(mesh, spec)
-        try:
-            sharding.check_compatible_aval(shape)  # as many dimensions
-            sharding.shard_shape(shape)  # that the mesh divides
-        except ValueError as error:
-            axes: Mapping[str, int] = dict(mesh.shape)
-            raise ParameterError(
-                f"{path}: the rule {pattern!r} lays {spec} of the mesh {axes} on shape {shape}, which it does not "
-                "divide",
-                hint="use a mesh axis that divides the dimension, or leave the dimension whole",
-            ) from error
-        return sharding
-
-    return place
+def _as_stored(_: str, index: Index) -> Index:
+    return index
 
 
-def put(array: NDArray[Any], sharding: Sharding | None) -> jax.Array:
-    """The array on its devices; each device is sent its own part and nothing else."""
-    if sharding is None:
-        return jax.numpy.asarray(array)
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """How a stored model is laid out on several devices."""
+
+    description: ModelDescription
+    """Of the model as it is placed; its leaves have the stored paths, and may have other shapes."""
+    sharding: Placement
+    """Of each leaf as it is placed."""
+    stored: Callable[[str, Index], Index] = _as_stored
+    """Which stretch of the stored leaf is laid down at a stretch of the placed one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedLeaf:
+    """One leaf and its devices, before it is read."""
+
+    path: str
+    shape: tuple[int, ...]
+    sharding: Sharding
+    layout: Layout
+
+    @property
+    def wanted(self) -> Index:
+        """The stretch of the stored leaf that this process reads."""
+        return self.layout.stored(self.path, _hull(self._own, self.shape))
+
+    def put(self, part: NDArray[Any]) -> jax.Array:
+        """The leaf on its devices, from what was `wanted`; each device is sent its own part and nothing else."""
+        start = [one.start for one in self.wanted]
+
+        def cut(index: Index) -> NDArray[Any]:
+            stored = self.layout.stored(self.path, _closed(index, self.shape))
+            return part[tuple(slice(one.start - at, one.stop - at) for one, at in zip(stored, start, strict=True))]
+
+        return jax.make_array_from_callback(self.shape, self.sharding, cut)
+
+    @property
+    def _own(self) -> list[Index]:
+        return list(self.sharding.addressable_devices_indices_map(self.shape).values())
+
+
+def placed_leaves(layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[PlacedLeaf]:
+    """The leaves of a model by dotted path, with the devices of each."""
+    for path, shape in shapes.items():
+        yield PlacedLeaf(path=path, shape=shape, sharding=layout.sharding(path, shape), layout=layout)
+
+
+def _closed(index: Index, shape: tuple[int, ...]) -> Index:
+    return tuple(slice(*one.indices(size)[:2]) for one, size in zip(index, shape, strict=True))
+
+
+def _hull(indices: list[Index], shape: tuple[int, ...]) -> Index:
+    """The smallest stretch that holds all; devices of one process are neighbours on their axis."""
+    closed = [_closed(index, shape) for index in indices]
+    return tuple(
+        slice(min(one[dim].start for one in closed), max(one[dim].stop for one in closed)) for dim in range(len(shape))
+    )

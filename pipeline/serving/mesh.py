@@ -14,9 +14,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from pipeline.errors import ParameterError
 from pipeline.models.decoders.config import DecoderConfig
+from pipeline.models.decoders.layout import decoder_layout, is_decoder
 from pipeline.models.decoders.model import Cache, empty_cache
 from pipeline.models.decoders.partition import TENSOR, cache_axes, leaf_axes
+from pipeline.models.description import ModelDescription
+from pipeline.models.family import FamilyModel
+from pipeline.models.placement import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +63,22 @@ class ServingMesh:
     def leaf(self, path: str, shape: Sequence[int], *, config: DecoderConfig) -> Sharding:
         """Of the parameter at a dotted path; `config` is that of the model as it is placed."""
         return self._sharding(leaf_axes(path, shape, config=config, tensor=self.tensor))
+
+    def layout(self, description: ModelDescription) -> Layout | None:
+        """For `pipeline.models.checkpoint.load_model`; None on one device.
+
+        Raises:
+            ParameterError: a model of this kind is not divided.
+        """
+        if self._mesh is None:
+            return None
+        if not isinstance(description, FamilyModel) or not is_decoder(description):
+            raise ParameterError(
+                f"mesh.tensor is {self.tensor}, but only decoders of a family are divided over devices; this is a "
+                f"{description.kind.value} model ({description.name})",
+                hint="leave `mesh` out and use `replicas` for more throughput",
+            )
+        return decoder_layout(description, sharding=self.leaf, tensor=self.tensor)
 
     @property
     def cache(self) -> Sharding:
