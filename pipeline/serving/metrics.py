@@ -12,6 +12,8 @@ _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 
 COUNTERS: Mapping[str, str] = {
     "prompt_tokens_total": "Prompt tokens processed.",
+    "prefix_cache_queries_total": "Prompt tokens looked up in the cache.",
+    "prefix_cache_hits_total": "Prompt tokens found there, and not computed again.",
     "generation_tokens_total": "Tokens generated.",
     "request_success_total": "Finished requests by finished_reason.",
     "aborted_requests_total": "Requests that ended early, by reason.",
