@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pipeline.models.decoders.config import DecoderConfig, Layer
-from pipeline.models.decoders.layers import Projection, apart, make_norm, maker
+from pipeline.models.decoders.layers import apart, make_norm, maker
 from pipeline.models.decoders.rotary import rotate, rotation
 from pipeline.models.decoders.rotary_scaling import Rotary
 
@@ -96,7 +96,7 @@ class Attention(nnx.Module):
     def fuse(self, *, shards: int = 1) -> None:
         """Replace the three input projections by `qkv_proj`."""
         self.shards = shards
-        self.qkv_proj = Projection.concatenated([self.q_proj, self.k_proj, self.v_proj], shards=shards)
+        self.qkv_proj = self.q_proj.concatenated([self.q_proj, self.k_proj, self.v_proj], shards=shards)
         del self.q_proj, self.k_proj, self.v_proj
 
     def _project(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

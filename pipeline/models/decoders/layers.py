@@ -48,16 +48,21 @@ class Projection(nnx.Module):
         device which holds one stretch of the columns holds its own share of every part.
         """
         biases = [part.bias[...] for part in parts if part.bias is not None]
-        kernel = _side_by_side([part.kernel[...] for part in parts], shards=shards)
-        return cls(kernel, bias=_side_by_side(biases, shards=shards) if biases else None)
+        kernel = side_by_side([part.kernel[...] for part in parts], shards=shards)
+        return cls(kernel, bias=side_by_side(biases, shards=shards) if biases else None)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., in] to [..., out], in the dtype of `x`."""
         y = x @ self.kernel[...]
         return y if self.bias is None else y + self.bias[...]
 
+    def product(self, x: jax.Array) -> jax.Array:
+        """Without the bias: [..., in] to float32 [..., out]."""
+        return jnp.matmul(x, self.kernel[...], preferred_element_type=jnp.float32)
 
-def _side_by_side(parts: Sequence[jax.Array], *, shards: int) -> jax.Array:
+
+def side_by_side(parts: Sequence[jax.Array], *, shards: int) -> jax.Array:
+    """The parts along their last axis, shard by shard where there are several."""
     if shards == 1:
         return jnp.concatenate(parts, axis=-1)
     lead = parts[0].shape[:-1]
@@ -142,7 +147,7 @@ class Mlp(nnx.Module):
         """Replace gate and up by `gate_up_proj`."""
         if hasattr(self, "gate_proj"):
             self.shards = shards
-            self.gate_up_proj = Projection.concatenated([self.gate_proj, self.up_proj], shards=shards)
+            self.gate_up_proj = self.gate_proj.concatenated([self.gate_proj, self.up_proj], shards=shards)
             del self.gate_proj, self.up_proj
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:

@@ -158,7 +158,7 @@ class Decoder(nnx.Module):
 
     def _logits(self, x: jax.Array) -> jax.Array:
         if hasattr(self, "lm_head"):
-            logits = jnp.matmul(x, self.lm_head.kernel[...], preferred_element_type=jnp.float32)
+            logits = self.lm_head.product(x)
         else:
             table_VD = self.embed_tokens.embedding[...]
             logits = jnp.einsum("...d,vd->...v", x, table_VD, preferred_element_type=jnp.float32)

@@ -17,12 +17,12 @@ TENSOR = "tensor"
 Axes = tuple[str | None, ...]
 """A mesh axis or None for each dimension; dimensions that are not named are whole."""
 
-_COLUMNS = re.compile(r"\.(q|k|v|qkv|gate|up|gate_up)_proj\.(kernel|bias)$")
+_COLUMNS = re.compile(r"\.(q|k|v|qkv|gate|up|gate_up)_proj\.(kernel|kernel_scale|bias)$")
 _ROWS = re.compile(r"\.(o|down)_proj\.kernel$")
 _HEADS = re.compile(r"\.attention\.[qk]_norm\.(scale|bias)$")
 _TABLE = re.compile(r"(^|\.)embed_tokens\.embedding$")
-_OUTPUT = re.compile(r"(^|\.)lm_head\.(kernel|bias)$")
-_KEY_VALUE = re.compile(r"\.attention\.([kv]_proj\.(kernel|bias)|k_norm\.(scale|bias))$")
+_OUTPUT = re.compile(r"(^|\.)lm_head\.(kernel|kernel_scale|bias)$")
+_KEY_VALUE = re.compile(r"\.attention\.([kv]_proj\.(kernel|kernel_scale|bias)|k_norm\.(scale|bias))$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
