@@ -66,7 +66,10 @@ class ModelExecutor:
             decode_steps=limits.decode_steps,
         )
         self._cache: Cache = mesh.empty_cache(model.config, slots=limits.slots, positions=limits.context, dtype=dtype)
+        self._logits_BV: jax.Array | None = None
         self._table: dict[Key, Any] = {}
+        self.before_run: Callable[[Key, tuple[Any, ...]], None] = _unheard
+        """Is told of every call of an executable after warm-up, with its host arrays, before it is made."""
 
     @property
     def is_warm(self) -> bool:
@@ -96,13 +99,11 @@ class ModelExecutor:
     def prefill(self, step: Prefill, *, rules: TokenRules) -> Chosen:
         """Run one chunk; the token chosen after it where it is the prompt's last chunk, else none."""
         if step.copies_from is not None:
-            copy = self._table["copy", 1, step.copied_length]
-            (self._cache,) = copy(self._cache, *copy_arguments(step))
-        execute = self._table["prefill", step.padded_to, step.attention_length]
-        logits_BV, self._cache = execute(self._parameters.arrays, self._cache, *prefill_arguments(step))
+            self.run(("copy", 1, step.copied_length), *copy_arguments(step))
+        self.run(("prefill", step.padded_to, step.attention_length), *prefill_arguments(step))
         if not step.is_last:
             return Chosen([])
-        return self._choose(logits_BV, [rules], positions=[step.start + len(step.tokens)], size=1)[0]
+        return self._choose([rules], positions=[step.start + len(step.tokens)], size=1)[0]
 
     def decode(self, step: Decode, *, rules: Sequence[TokenRules]) -> list[Chosen]:
         """Run up to `step.steps` decode steps; each row's new tokens, which end with a stop token where one came.
@@ -110,27 +111,47 @@ class ModelExecutor:
         One step alone is run where a row has more rules than the loop on the device knows: a grammar follows every
         token on the host.
         """
-        execute = self._table["decode", step.padded_to, step.attention_length]
         # Two executables may round a sum differently: where that matters, one chooses every token.
         is_plain = not self.limits.is_deterministic and all(rule.is_plain for rule in rules)
         sampling = [rule.sampling if is_plain else _GREEDY for rule in rules]
         rows, num_steps = decode_arguments(step, sampling=sampling)
         if not is_plain:
             num_steps = np.minimum(num_steps, 1)
-        tokens_BK, counts_B, logits_BV, self._cache = execute(self._parameters.arrays, self._cache, rows, num_steps)
+        key = "decode", step.padded_to, step.attention_length
+        tokens_BK, counts_B, _ = self.run(key, rows, num_steps)
         if not is_plain:
             positions = [row.position + 1 for row in step.rows]
-            return self._choose(logits_BV, rules, positions=positions, size=step.padded_to)
+            return self._choose(rules, positions=positions, size=step.padded_to)
         # One transfer for the whole call; nothing but token ids leaves the device.
         tokens, counts = np.asarray(tokens_BK), np.asarray(counts_B)
         return [Chosen(tokens[row, : counts[row]].tolist()) for row in range(len(step.rows))]
 
-    def _choose(
-        self, logits_BV: jax.Array, rules: Sequence[TokenRules], *, positions: Sequence[int], size: int
-    ) -> list[Chosen]:
-        execute = self._table["choose", size, 0]
+    def run(self, key: Key, *arguments: Any) -> list[jax.Array]:
+        """Call one executable on host arrays; device arrays of what it gives beside the cache.
+
+        This is the only way to the device after warm-up: whoever makes the same calls in the same order has the same
+        cache and the same logits, which `choose` reads.
+
+        Raises:
+            KeyError: a shape outside the table.
+        """
+        self.before_run(key, arguments)
+        return self._run(key, *arguments)
+
+    def _run(self, key: Key, *arguments: Any) -> list[jax.Array]:
+        execute = self._table[key]
+        if key[0] == "choose":
+            return list(execute(self._logits_BV, *arguments))
+        parameters = () if key[0] == "copy" else (self._parameters.arrays,)
+        *results, self._cache = execute(*parameters, self._cache, *arguments)
+        if results:
+            self._logits_BV = results[-1]
+        return results
+
+    def _choose(self, rules: Sequence[TokenRules], *, positions: Sequence[int], size: int) -> list[Chosen]:
+        rows = self._choice_rows(rules, positions, size)
         # Indexing a device array would compile.
-        choice = [np.asarray(field) for field in execute(logits_BV, self._choice_rows(rules, positions, size))]
+        choice = [np.asarray(field) for field in self.run(("choose", size, 0), rows)]
         return [
             Chosen([int(choice[0][row])], _ranks(row, *choice[1:], num_wanted=rule.sampling.logprobs))
             for row, rule in enumerate(rules)
@@ -189,13 +210,11 @@ class ModelExecutor:
         kind, size, _ = key
         if kind == "choose":
             logits = np.zeros((size, self._num_tokens), np.float32)
-            jax.block_until_ready(self._table[key](logits, self._choice_rows([], [], size)))
-            return
-        if kind == "copy":
-            (self._cache,) = self._table[key](self._cache, *_NO_COPY)
-            return
-        *results, self._cache = self._table[key](self._parameters.arrays, self._cache, *_idle(kind, size))
-        jax.block_until_ready(results)
+            self._logits_BV = jax.device_put(logits, self._mesh.whole)
+            arguments: tuple[Any, ...] = (self._choice_rows([], [], size),)
+        else:
+            arguments = _NO_COPY if kind == "copy" else _idle(kind, size)
+        jax.block_until_ready(self._run(key, *arguments))
 
 
 def _ranks(
@@ -209,3 +228,7 @@ def _ranks(
 
 def _idle(kind: str, size: int) -> tuple[Any, ...]:
     return idle_prefill(size) if kind == "prefill" else idle_decode(size)
+
+
+def _unheard(key: Key, arguments: tuple[Any, ...]) -> None:
+    """One host tells nobody."""
