@@ -32,6 +32,7 @@ async def complete(surface: TextSurface, asked: Asked) -> Response:
         lambda: parse_completion(fields, model=surface.model, encoder=surface.encoder), num_bytes=len(asked.body)
     )
     check_ready(surface.engine)
+    grammar = await surface.compiled(parsed.constraint)
     choices = range(parsed.num_choices)
     prompts = [parsed.prompt_of(choice).tokens for choice in choices]
     answer = _Answer(surface, parsed)
@@ -40,10 +41,13 @@ async def complete(surface: TextSurface, asked: Asked) -> Response:
         request_id=answer.id,
         prompts=prompts,
         samplings=[
-            parsed.fields.sampling(choice=choice, max_tokens=parsed.max_tokens, logprobs=parsed.logprobs, grammar=None)
+            parsed.fields.sampling(
+                choice=choice, max_tokens=parsed.max_tokens, logprobs=parsed.logprobs, grammar=grammar
+            )
             for choice in choices
         ],
         admission=asked.meter.admit(num_tokens=sum(map(len, prompts)) + len(prompts) * parsed.max_tokens),
+        envelope=answer.envelope,
     )
     if not parsed.fields.is_stream:
         return await until_disconnect(asked.request, answer.whole(running))
@@ -59,7 +63,7 @@ class _Answer:
         self.id = f"cmpl-{uuid.uuid4().hex}"
         self._surface = surface
         self._parsed = parsed
-        self._envelope = surface.envelope(self.id, kind="text_completion", created=int(time.time()))
+        self.envelope = surface.envelope(self.id, kind="text_completion", created=int(time.time()))
         self._extra: dict[str, Any] = {"usage": None} if parsed.fields.include_usage else {}
         self._to_echo = {choice: self._echo(choice) for choice in range(parsed.num_choices)}
 
@@ -75,7 +79,7 @@ class _Answer:
                     logprobs[choice] += chunk.logprobs
                     reasons[choice] = _reason(chunk)
         choices = [self._choice(choice, text, reasons[choice], logprobs[choice]) for choice, text in texts.items()]
-        return JSONResponse({**self._envelope, "choices": choices, "usage": self._usage(running)})
+        return JSONResponse({**self.envelope, "choices": choices, "usage": self._usage(running)})
 
     def bodies(self, step: Step) -> list[dict[str, Any]]:
         """Of the events of one step."""
@@ -84,14 +88,14 @@ class _Answer:
             text = self._to_echo.pop(choice, "") + chunk.text
             if text or chunk.logprobs or chunk.finish is not None:
                 shown = self._choice(choice, text, _reason(chunk), chunk.logprobs)
-                bodies.append({**self._envelope, "choices": [shown], **self._extra})
+                bodies.append({**self.envelope, "choices": [shown], **self._extra})
         return bodies
 
     def last(self, running: RunningChoices) -> list[dict[str, Any]]:
         """After the last step."""
         if not self._parsed.fields.include_usage:
             return []
-        return [{**self._envelope, "choices": [], "usage": self._usage(running)}]
+        return [{**self.envelope, "choices": [], "usage": self._usage(running)}]
 
     def _usage(self, running: RunningChoices) -> dict[str, int]:
         num_prompt = sum(len(prompt.tokens) for prompt in self._parsed.prompts)

@@ -14,6 +14,7 @@ from pipeline.models.decoders.model import Decoder
 from pipeline.serving import sampling_fields
 from pipeline.serving.access import access_of
 from pipeline.serving.buckets import Buckets
+from pipeline.serving.chat_template import read_chat_template
 from pipeline.serving.engine import Engine
 from pipeline.serving.executor import ModelExecutor
 from pipeline.serving.http import make_surface
@@ -21,6 +22,7 @@ from pipeline.serving.mesh import ServingMesh
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.scheduler import Limits
 from pipeline.serving.served_model import LoadedModel, ServedModel
+from pipeline.serving.stop_tokens import read_stop_ids
 from pipeline.serving.text_surface import TextSurface
 from pipeline.serving.tokenizer_file import read_tokenizer
 from pipeline.serving.vocabulary import Vocabulary
@@ -41,6 +43,8 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
     config = read_config(loaded.directory)
     num_tokens = model.config.vocab_size
     tokenizer = read_tokenizer(loaded.directory, num_tokens=num_tokens)
+    template = read_chat_template(loaded.directory)
+    stop_ids = read_stop_ids(loaded.directory, config=config, tokenizer=tokenizer, num_tokens=num_tokens)
     context = settings.context or model.config.longest_context
     limits = Limits(
         slots=settings.slots,
@@ -58,11 +62,15 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
             mesh=ServingMesh.of(loaded.device),
             dtype=loaded.placement.dtype,
         )
-    vocabulary = Vocabulary(tokenizer, num_tokens=num_tokens, stop_ids=stop_ids_of(config))
+    vocabulary = Vocabulary(tokenizer, num_tokens=num_tokens, stop_ids=stop_ids)
     engine = Engine(executor, decoder=vocabulary, limits=limits, metrics=Metrics(model=settings.name))
     engine.start()
     served = sampling_fields.ServedModel(
-        name=settings.name, context=context, num_tokens=num_tokens, stop_ids=stop_ids_of(config)
+        name=settings.name,
+        context=context,
+        num_tokens=num_tokens,
+        stop_ids=stop_ids,
+        max_logprobs=limits.max_logprobs,
     )
 
     def surface(facts: Mapping[str, Any]) -> TextSurface:
@@ -72,23 +80,17 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
             decoder=vocabulary,
             model=served,
             facts=facts,
+            template=template,
             access=access_of(settings),
         )
 
     facts = {
         "context_tokens": context,
+        "has_chat_template": template is not None,
         "num_executables": buckets.num_executables,
         "warm_up_seconds": round(engine.warm_up_seconds, 3),
     }
     return ServedModel(engine=engine, endpoint=ENDPOINT, facts=facts, make_surface=surface)
-
-
-def stop_ids_of(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """End-of-text tokens of a transformers config: one, several or none."""
-    found = config.get("eos_token_id")
-    if found is None:
-        return ()
-    return tuple(int(token) for token in (found if isinstance(found, list) else [found]))
 
 
 def _check_context(limits: Limits, model: Decoder) -> None:

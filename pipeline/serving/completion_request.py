@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pipeline.serving import response_format
 from pipeline.serving.json_body import Fields, is_tokens, shown
-from pipeline.serving.request import MAX_LOGPROBS
+from pipeline.serving.response_format import Constraint, read_constraint
 from pipeline.serving.sampling_fields import (
     FIELDS,
     IGNORED,
@@ -18,12 +19,13 @@ from pipeline.serving.sampling_fields import (
     ServedModel,
     check_context,
     read_sampling,
+    read_top,
     refuse_unless_neutral,
 )
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default."""
-_READ = ("model", "prompt", "max_tokens", "echo", *FIELDS)
+_READ = ("model", "prompt", "max_tokens", "echo", *FIELDS, *response_format.FIELDS)
 _NOT_COMPUTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "best_of": ((1,), "choices are not ranked by this server; ask for n of them"),
     "suffix": (("",), "this server continues a text and does not fill a gap in one"),
@@ -66,6 +68,7 @@ class CompletionRequest:
     logprobs: int | None
     """Alternatives a token; None where none were asked for."""
     is_echo: bool
+    constraint: Constraint | None
 
     @property
     def num_choices(self) -> int:
@@ -87,7 +90,8 @@ def parse_completion(fields: Mapping[str, Any], *, model: ServedModel, encoder: 
     max_tokens = reader.integer("max_tokens", default=DEFAULT_MAX_TOKENS, low=1, high=model.context)
     sampling = read_sampling(reader, model=model)
     is_echo = reader.boolean("echo")
-    logprobs = reader.integer("logprobs", default=0, low=0, high=MAX_LOGPROBS)
+    logprobs = read_top(reader, "logprobs", is_asked=fields.get("logprobs") is not None, model=model)
+    constraint = read_constraint(reader)
     prompts = _prompts(reader, model=model, encoder=encoder)
     if len(prompts) * sampling.num_choices > MAX_CHOICES:
         reader.complain(
@@ -104,8 +108,9 @@ def parse_completion(fields: Mapping[str, Any], *, model: ServedModel, encoder: 
         prompts=prompts,
         fields=sampling,
         max_tokens=max_tokens,
-        logprobs=None if fields.get("logprobs") is None else logprobs,
+        logprobs=logprobs,
         is_echo=is_echo,
+        constraint=constraint,
     )
 
 

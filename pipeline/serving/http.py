@@ -9,16 +9,19 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from pipeline.serving import completion_http
+from pipeline.serving import chat_http, completion_http
 from pipeline.serving.http_routes import make_application
-from pipeline.serving.model_registry import COMPLETIONS, ModelRegistry, Surface
+from pipeline.serving.model_registry import CHAT, COMPLETIONS, ModelRegistry, Surface
 from pipeline.serving.text_surface import TextSurface
 
 
 def make_surface(**given: Any) -> TextSurface:
     """A `TextSurface` with its endpoints; takes its fields."""
     surface = TextSurface(**given)
-    surface.endpoints = {COMPLETIONS: functools.partial(completion_http.complete, surface)}
+    surface.endpoints = {
+        COMPLETIONS: functools.partial(completion_http.complete, surface),
+        CHAT: functools.partial(chat_http.chat, surface),
+    }
     return surface
 
 

@@ -38,9 +38,20 @@ class RunningChoices:
         prompts: Sequence[tuple[int, ...]],
         samplings: Sequence[Sampling],
         admission: Admission,
+        envelope: dict[str, Any],
     ) -> None:
-        """Prompt and sampling of each choice; `admission` is settled when they have ended."""
+        """Make requests of the choices.
+
+        Args:
+            client: of the engine.
+            request_id: what the choices' ids begin with.
+            prompts: tokens of each choice.
+            samplings: of each choice.
+            admission: settled when they have ended.
+            envelope: of the answer; learns which version computes it, which is known when a choice gets its slot.
+        """
         self.num_generated = 0
+        self._envelope = envelope
         self._client = client
         self._admission = admission
         self._requests = [
@@ -63,6 +74,8 @@ class RunningChoices:
                         if chunk.finish in (FinishReason.ABORT, FinishReason.ERROR):
                             raise Rejected(f"the request ended early: {chunk.error or 'aborted'}", status=500)
                         self.num_generated += chunk.num_tokens
+                        if chunk.version:
+                            self._envelope["system_fingerprint"] = chunk.version
                     yield [(index_of[chunk.request_id], chunk) for chunk in chunks]
         except EngineUnavailable as error:
             raise unavailable(str(error)) from error

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.serving.json_body import Fields, Rejected, is_tokens, shown
-from pipeline.serving.request import MAX_LOGIT_BIAS, MAX_STOP_IDS, Grammar, Sampling
+from pipeline.serving.request import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_IDS, Grammar, Sampling
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
@@ -38,6 +38,8 @@ class ServedModel:
     """Size of the model's vocabulary."""
     stop_ids: tuple[int, ...]
     """End-of-text tokens."""
+    max_logprobs: int = MAX_LOGPROBS
+    """Alternatives a token; 0 where log-probabilities are not computed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +102,16 @@ def read_sampling(reader: Fields, *, model: ServedModel) -> SamplingFields:
         is_stream=is_stream,
         include_usage=_include_usage(reader, is_stream=is_stream),
     )
+
+
+def read_top(reader: Fields, name: str, *, is_asked: bool, model: ServedModel) -> int | None:
+    """How many alternatives a token are told; None where no log-probabilities are asked for."""
+    if not is_asked:
+        return None
+    if not model.max_logprobs:
+        reader.complain("logprobs", "are not computed by this deployment (max_logprobs: 0)")
+        return None
+    return reader.integer(name, default=0, low=0, high=model.max_logprobs)
 
 
 def refuse_unless_neutral(reader: Fields, reasons: Mapping[str, tuple[tuple[Any, ...], str]]) -> None:

@@ -4,16 +4,20 @@ Owns that value. Knows nothing of the endpoints, of Ray or of jax.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.serving.access import Access
 from pipeline.serving.async_client import AsyncClient
+from pipeline.serving.chat_template import ChatTemplate
 from pipeline.serving.completion_request import Encoder
 from pipeline.serving.detokenizer import Decoder
 from pipeline.serving.engine import Engine
+from pipeline.serving.json_body import Rejected
 from pipeline.serving.model_registry import Handler
+from pipeline.serving.request import Grammar
+from pipeline.serving.response_format import Constraint
 from pipeline.serving.sampling_fields import ServedModel
 
 
@@ -27,6 +31,10 @@ class TextSurface:
     model: ServedModel
     facts: Mapping[str, Any]
     """Of the deployment (`name`, `digest`, `version`, ...); part of `/health`."""
+    template: ChatTemplate | None = None
+    """None where the model has none."""
+    compile_grammar: Callable[[Constraint], Awaitable[Grammar]] | None = None
+    """Raises `Rejected`; None where texts cannot be constrained."""
     access: Access = field(default_factory=Access)
     endpoints: Mapping[str, Handler] = field(default_factory=dict)
     """What it answers, by path."""
@@ -49,6 +57,18 @@ class TextSurface:
             self.client = AsyncClient(self.engine)
         return self.client
 
+    async def compiled(self, constraint: Constraint | None) -> Grammar | None:
+        """What holds a text to a constraint.
+
+        Raises:
+            Rejected: it cannot be compiled, or not in time.
+        """
+        if constraint is None:
+            return None
+        if self.compile_grammar is None:
+            raise Rejected(f"{constraint.field}: this deployment does not constrain texts", param=constraint.field)
+        return await self.compile_grammar(constraint)
+
     def envelope(self, answer_id: str, *, kind: str, created: int) -> dict[str, Any]:
         """What every body of an answer begins with."""
         return {
@@ -56,5 +76,5 @@ class TextSurface:
             "object": kind,
             "created": created,
             "model": self.name,
-            "system_fingerprint": self.facts.get("system_fingerprint"),
+            "system_fingerprint": self.engine.version or None,
         }

@@ -1,13 +1,15 @@
-"""`tokenizer.json` of a model directory.
+"""`tokenizer.json` of a model directory, and the files beside it.
 
-Owns its reading and the check against the vocabulary. Knows nothing of requests.
+Owns their reading and the check against the vocabulary. Knows nothing of requests.
 """
 
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from pipeline.errors import ArtifactError
+from pipeline.models.json_file import read_json
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -34,3 +36,20 @@ def read_tokenizer(directory: Path, *, num_tokens: int) -> Tokenizer:
             hint="the tokenizer belongs to another model",
         )
     return tokenizer
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Of a JSON file beside the tokenizer; empty where there is none.
+
+    Raises:
+        ArtifactError: it cannot be read, or holds something else.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        found = read_json(path)
+    except ValueError as error:
+        raise ArtifactError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ArtifactError(f"{path}: must be a JSON object, found {type(found).__name__}")
+    return found

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 
 from pipeline.errors import ArtifactError, ClusterError, ParameterError, StageError
 from pipeline.models.decoders.readers import read_decoder
-from pipeline.serving.completion_replica import stop_ids_of
 from pipeline.serving.device import choose_placement
 from pipeline.serving.memory import memory_need, why_too_big
 from pipeline.serving.ray_serve import own_error, replica_environment, replica_error
 from pipeline.serving.replica_settings import ReplicaSettings
+from pipeline.serving.stop_tokens import stop_ids_of
 from pipeline.serving.tokenizer_file import read_tokenizer
 
 
