@@ -24,6 +24,7 @@ from pipeline.serving.key_gate import KeyGate, key_digest
 from pipeline.serving.metrics import render
 from pipeline.serving.model_registry import NAMELESS_PATHS, WORK_PATHS, Asked, ModelRegistry, Surface
 from pipeline.serving.rate_limits import RateLimited
+from pipeline.serving.traffic_split import TrafficSplit
 
 RETRY_AFTER_SECONDS = "1"
 _BYTES_AT_ONCE = 64 * 2**10
@@ -50,7 +51,7 @@ def make_application(registry: ModelRegistry) -> Starlette:
             Route("/metrics", _metrics, methods=["GET"]),
         ],
         lifespan=lifespan,
-        middleware=[Middleware(KeyGate, registry=registry)],
+        middleware=[Middleware(KeyGate, registry=registry), Middleware(TrafficSplit, traffic=registry.traffic)],
         exception_handlers={
             Rejected: _on_rejected,
             RateLimited: _on_rate_limited,
@@ -153,7 +154,7 @@ async def _ready(request: Request) -> Response:
 async def _metrics(request: Request) -> Response:
     registry: ModelRegistry = request.app.state.registry
     text = render([registry.metrics, *(surface.engine.metrics for surface in registry.surfaces)])
-    return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+    return PlainTextResponse(text + registry.traffic.render(), media_type="text/plain; version=0.0.4")
 
 
 async def read_body(request: Request, *, max_bytes: int) -> bytes:

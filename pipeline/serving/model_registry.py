@@ -17,6 +17,7 @@ from pipeline.serving.access import Access, Meter
 from pipeline.serving.engine_thread import EngineThread
 from pipeline.serving.json_body import Rejected, shown
 from pipeline.serving.metrics import Metrics
+from pipeline.serving.traffic_split import Traffic
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -103,6 +104,8 @@ class ModelRegistry:
         self.is_draining = False
         self.metrics = Metrics(model="", names=("rejected_requests_total",))
         """Of requests that were refused before their model was known."""
+        self.traffic = Traffic()
+        """Where requests go beside this process."""
         self._surfaces: Mapping[str, Surface] = {surface.name: surface for surface in surfaces}
 
     @property

@@ -3,12 +3,19 @@
 import asyncio
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.responses import JSONResponse
 from traffic_apps import GREEDY, Answering, ask
 
 from pipeline.errors import ParameterError
+from pipeline.serving.access import Access
+from pipeline.serving.api_keys import digest_of
+from pipeline.serving.http_routes import make_application
+from pipeline.serving.metrics import Metrics
+from pipeline.serving.model_registry import ModelRegistry
 from pipeline.serving.traffic_conditions import measured
 from pipeline.serving.traffic_settings import TrafficSettings, read_traffic
 from pipeline.serving.traffic_split import Traffic, TrafficSplit
@@ -283,3 +290,46 @@ def test_the_value_travels_as_json_and_another_one_is_refused():
         read_traffic({**CANARY.as_json(), "persent": 3})
     with pytest.raises(ParameterError, match="missing"):
         read_traffic({"mode": "canary"})
+
+
+class Guarded:
+    """A model that needs a key and has no engine."""
+
+    name, card, facts, created = "tiny", {}, {}, 0
+    access = Access(key_digests=(digest_of("secret"),))
+
+    def __init__(self):
+        self.endpoints = {"/v1/completions": self.answer}
+
+    async def answer(self, asked):
+        return JSONResponse({"choices": [{"index": 0, "text": "champion"}]})
+
+    @property
+    def engine(self):
+        return SimpleNamespace(metrics=Metrics(model="tiny"))
+
+
+def test_in_the_application_the_trial_stands_behind_the_keys_and_in_the_metrics():
+    registry = ModelRegistry([Guarded()])
+    challenger = Answering("challenger")
+    registry.traffic = Traffic(make_challenger=lambda url: challenger)
+    registry.traffic.configure(CANARY.as_json())
+    app = make_application(registry)
+    key = {"authorization": "Bearer secret"}
+
+    async def work():
+        return (
+            await ask(app, path="/traffic", method="GET"),
+            await ask(app),
+            await ask(app, headers=key),
+            await ask(app, path="/traffic", method="GET", headers=key),
+            await ask(app, path="/metrics", method="GET", headers=key),
+        )
+
+    no_report, no_answer, answer, report, metrics = run(work())
+    assert no_report.status == no_answer.status == 401
+    assert len(challenger.asked) == 1 and answer.text == "challenger"
+    assert json.loads(report.body)["arms"]["challenger"]["answered"] == 1
+    families = {family.name: family for family in text_string_to_metric_families(metrics.body.decode())}
+    assert {sample.labels["arm"] for sample in families["traffic_requests"].samples} == {"champion", "challenger"}
+    assert "engine_steps" in families
