@@ -23,6 +23,7 @@ from pipeline.serving.metrics import Metrics
 from pipeline.serving.scheduler import Limits
 from pipeline.serving.served_model import LoadedModel, ServedModel
 from pipeline.serving.stop_tokens import read_stop_ids
+from pipeline.serving.structured_grammar import GrammarCompiler
 from pipeline.serving.text_surface import TextSurface
 from pipeline.serving.tokenizer_file import read_tokenizer
 from pipeline.serving.vocabulary import Vocabulary
@@ -81,6 +82,7 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
             model=served,
             facts=facts,
             template=template,
+            compile_grammar=GrammarCompiler(vocabulary).answer,
             access=access_of(settings),
         )
 

@@ -6,6 +6,7 @@ own file format, so grammars, log-probabilities and text agree about every byte.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
@@ -26,11 +27,15 @@ class Vocabulary:
         self.grammar_tokens: LLTokenizer | None = None
         self.why_no_grammar = ""
         self._tokenizer = tokenizer
-        ends = [token for token in stop_ids if token < num_tokens]
+        self._ends = [token for token in stop_ids if token < num_tokens] or None
         try:
-            self.grammar_tokens = LLTokenizer(tokenizer.to_str(), n_vocab=num_tokens, eos_token=ends or None)
+            self.grammar_tokens = LLTokenizer(tokenizer.to_str(), n_vocab=num_tokens, eos_token=self._ends)
         except ValueError as error:
             self.why_no_grammar = f"this model's tokenizer cannot be constrained: {error}"
+
+    def grammar_file(self) -> dict[str, Any]:
+        """What another process makes the same `grammar_tokens` from; plain JSON."""
+        return {"tokenizer": self._tokenizer.to_str(), "num_tokens": self.num_tokens, "ends": self._ends}
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of tokens that stand together."""
