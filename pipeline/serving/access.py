@@ -15,14 +15,29 @@ MAX_REQUEST_BYTES = 4 * 2**20
 """Of a body, where the deployment does not say."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Access:
-    """Of one model."""
+    """Of one model; may change while it serves."""
 
     key_digests: tuple[str, ...] = ()
     """Without any, everybody may ask."""
     limits: RateLimits = field(default_factory=lambda: RateLimits(Rates(), clock=time.monotonic))
-    max_request_bytes: int = MAX_REQUEST_BYTES
+    usual_request_bytes: int = MAX_REQUEST_BYTES
+    """Of the endpoint, where the deployment does not say."""
+    max_request_bytes: int = 0
+    """0 is the usual."""
+
+    def __post_init__(self) -> None:
+        self.max_request_bytes = self.max_request_bytes or self.usual_request_bytes
+
+    def apply(self, settings: ReplicaSettings) -> None:
+        """Become what the settings of a replica say; what clients took stays taken where the rates are the same."""
+        own = (settings.smoke_key_digest,) if settings.smoke_key_digest else ()
+        self.key_digests = (*settings.api_key_digests, *own) if settings.api_key_digests else ()
+        rates = Rates(requests_per_minute=settings.requests_per_minute, tokens_per_minute=settings.tokens_per_minute)
+        if rates != self.limits.rates:
+            self.limits = RateLimits(rates, clock=time.monotonic)
+        self.max_request_bytes = settings.max_request_bytes or self.usual_request_bytes
 
     @property
     def is_open(self) -> bool:
@@ -55,9 +70,6 @@ class Meter:
 
 def access_of(settings: ReplicaSettings, *, max_request_bytes: int = MAX_REQUEST_BYTES) -> Access:
     """What the settings of a replica say; `max_request_bytes` where they do not."""
-    rates = Rates(requests_per_minute=settings.requests_per_minute, tokens_per_minute=settings.tokens_per_minute)
-    return Access(
-        key_digests=settings.api_key_digests,
-        limits=RateLimits(rates, clock=time.monotonic),
-        max_request_bytes=settings.max_request_bytes or max_request_bytes,
-    )
+    access = Access(usual_request_bytes=max_request_bytes)
+    access.apply(settings)
+    return access

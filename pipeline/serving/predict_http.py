@@ -41,7 +41,7 @@ class PredictSurface:
     model: PredictModel
     facts: Mapping[str, Any]
     """Of the deployment; part of `/health`."""
-    access: Access = field(default_factory=lambda: Access(max_request_bytes=MAX_PREDICT_BYTES))
+    access: Access = field(default_factory=lambda: Access(usual_request_bytes=MAX_PREDICT_BYTES))
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

@@ -42,3 +42,5 @@ class ReplicaSettings:
     """As that, prompt and completion together."""
     max_request_bytes: int | None = None
     """Of a body; the endpoint's own limit where it is None."""
+    smoke_key_digest: str = ""
+    """sha256 of a key that only the process that deploys has, for its first request; where keys are needed."""

@@ -6,6 +6,7 @@ that was deployed.
 """
 
 import json
+import os
 import time
 import uuid
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from pipeline.errors import ArtifactError, ParameterError
 from pipeline.models.config_file import read_config
 from pipeline.models.decoders.config import DecoderConfig
 from pipeline.models.decoders.readers import READERS, read_decoder
+from pipeline.serving.api_keys import read_key_digests
 from pipeline.serving.memory import memory_need, why_too_big, why_weights_too_big
 from pipeline.serving.ray_serve import (
     Endpoint,
@@ -119,9 +121,20 @@ def _settings(context: StageContext[DeployServeParameters], model: InputArtifact
         dtype=parameters.dtype,
         max_batch_rows=parameters.max_batch_rows,
         batch_wait_seconds=parameters.batch_wait_seconds,
+        api_key_digests=_key_digests(context),
+        requests_per_minute=parameters.requests_per_minute,
+        tokens_per_minute=parameters.tokens_per_minute,
+        max_request_bytes=parameters.max_request_bytes,
         dimensions=parameters.dimensions,
         compilation_cache=None if state is None else str(Path(state).resolve() / "jax-cache"),
     )
+
+
+def _key_digests(context: StageContext[DeployServeParameters]) -> tuple[str, ...]:
+    """Of the keys that the flow points to; relative paths start from the project."""
+    if context.parameters.api_keys is None:
+        return ()
+    return read_key_digests(context.parameters.api_keys, environment=os.environ, directory=context.project_root)
 
 
 def _decoder(model: InputArtifact) -> DecoderConfig | None:

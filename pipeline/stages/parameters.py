@@ -7,7 +7,7 @@ processes, logging) is marked `identity=False` and stays out of the fingerprint.
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
 from pipeline.stages.reference import (
     AnyInput,
@@ -27,6 +27,18 @@ SOURCE_FILE: dict[str, JsonValue] = {"source_file": True}
 Device = Literal["auto", "cpu", "cuda"]
 PlainArguments = dict[str, bool | int | float | str | list[bool | int | float | str]]
 """Keywords of a function of the user's own."""
+
+
+def _is_reference(value: str) -> str:
+    kind, _, place = value.partition(":")
+    if kind not in ("env", "file") or not place:
+        # Without the value, which may be the secret itself.
+        raise ValueError("must be env:NAME or file:PATH, where the secret is, and never the secret itself")
+    return value
+
+
+SecretReference = Annotated[str, AfterValidator(_is_reference)]
+"""Where a secret is: `env:NAME` or `file:PATH`."""
 
 
 class Parameters(BaseModel):
@@ -286,6 +298,20 @@ class DeployServeParameters(Parameters):
         json_schema_extra=NOT_IDENTITY,
     )
     device: Device = Field("auto", description="Where jax runs.", json_schema_extra=NOT_IDENTITY)
+    api_keys: SecretReference | None = Field(
+        None,
+        description="Where the keys are that may ask: env:NAME or file:PATH, never a key itself; everybody may ask "
+        "when absent. Only their sha256 leaves the stage.",
+    )
+    requests_per_minute: int | None = Field(
+        None, ge=1, description="Of each key, or of all clients where there are no keys, in each replica."
+    )
+    tokens_per_minute: int | None = Field(
+        None, ge=1, description="As that: prompt and completion together; rows of a prediction."
+    )
+    max_request_bytes: int | None = Field(
+        None, ge=1024, description="Longest body of a request; 4 MiB, for predictions 32 MiB, when absent."
+    )
     port: int | None = Field(
         None,
         ge=1024,
