@@ -20,6 +20,7 @@ from pipeline.serving.executor import ModelExecutor
 from pipeline.serving.http import make_surface
 from pipeline.serving.mesh import ServingMesh
 from pipeline.serving.metrics import Metrics
+from pipeline.serving.replica_settings import ReplicaSettings
 from pipeline.serving.scheduler import Limits
 from pipeline.serving.served_model import LoadedModel, ServedModel
 from pipeline.serving.stop_tokens import read_stop_ids
@@ -46,23 +47,9 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
     tokenizer = read_tokenizer(loaded.directory, num_tokens=num_tokens)
     template = read_chat_template(loaded.directory)
     stop_ids = read_stop_ids(loaded.directory, config=config, tokenizer=tokenizer, num_tokens=num_tokens)
-    context = settings.context or model.config.longest_context
-    limits = Limits(
-        slots=settings.slots,
-        context=context,
-        chunk_tokens=min(settings.prefill_chunk_tokens, context),
-        decode_steps=settings.decode_steps,
-    )
-    _check_context(limits, model)
-    buckets = Buckets.for_limits(slots=limits.slots, context=limits.context, chunk_tokens=limits.chunk_tokens)
-    with jax.default_device(loaded.device):
-        executor = ModelExecutor(
-            model,
-            limits=limits,
-            buckets=buckets,
-            mesh=ServingMesh.of(loaded.device),
-            dtype=loaded.placement.dtype,
-        )
+    limits = _limits(settings, model)
+    context = limits.context
+    executor = _executor(loaded, limits=limits)
     vocabulary = Vocabulary(tokenizer, num_tokens=num_tokens, stop_ids=stop_ids)
     engine = Engine(executor, decoder=vocabulary, limits=limits, metrics=Metrics(model=settings.name))
     engine.start()
@@ -88,11 +75,45 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
 
     facts = {
         "context_tokens": context,
+        "deterministic": limits.is_deterministic,
         "has_chat_template": template is not None,
-        "num_executables": buckets.num_executables,
+        "num_executables": executor.buckets.num_executables,
         "warm_up_seconds": round(engine.warm_up_seconds, 3),
     }
     return ServedModel(engine=engine, endpoint=ENDPOINT, facts=facts, make_surface=surface)
+
+
+def _limits(settings: ReplicaSettings, model: Decoder) -> Limits:
+    context = settings.context or model.config.longest_context
+    limits = Limits(
+        slots=settings.slots,
+        context=context,
+        chunk_tokens=min(settings.prefill_chunk_tokens, context),
+        decode_steps=settings.decode_steps,
+        prefix_granularity=settings.prefix_cache_tokens,
+        is_deterministic=settings.deterministic,
+    )
+    _check_context(limits, model)
+    return limits
+
+
+def _executor(loaded: LoadedModel, *, limits: Limits) -> ModelExecutor:
+    assert isinstance(loaded.module, Decoder)
+    buckets = Buckets.for_limits(
+        slots=limits.slots,
+        context=limits.context,
+        chunk_tokens=limits.chunk_tokens,
+        copies_prefixes=limits.prefix_granularity > 0,
+        is_deterministic=limits.is_deterministic,
+    )
+    with jax.default_device(loaded.device):
+        return ModelExecutor(
+            loaded.module,
+            limits=limits,
+            buckets=buckets,
+            mesh=ServingMesh.of(loaded.device),
+            dtype=loaded.placement.dtype,
+        )
 
 
 def _check_context(limits: Limits, model: Decoder) -> None:

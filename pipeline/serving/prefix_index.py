@@ -1,7 +1,7 @@
 """Which slots are free, which tokens each slot's cache holds, and where a new prompt begins like one of them.
 
-Owns the slots. Pure: token ids in, slots and lengths out; knows nothing of jax, queues or time. The one decision: a slot
-keeps its tokens after its request has ended, and the slot that was freed first is given away first, so what many
+Owns the slots. Pure: token ids in, slots and lengths out; knows nothing of jax, queues or time. The one decision: a
+slot keeps its tokens after its request has ended, and the slot that was freed first is given away first, so what many
 prompts share stays in the cache for as long as other slots can be had.
 """
 

@@ -25,6 +25,9 @@ class ReplicaSettings:
     """Longest text in tokens; the model's own limit where it is None."""
     prefill_chunk_tokens: int
     decode_steps: int
+    prefix_cache_tokens: int = 0
+    """Granularity at which prompts reuse what is in the cache; 0 reuses nothing."""
+    deterministic: bool = False
     device: str = "auto"
     dtype: str = "auto"
     max_batch_rows: int = 32

@@ -117,6 +117,8 @@ def _settings(context: StageContext[DeployServeParameters], model: InputArtifact
         context=context_tokens,
         prefill_chunk_tokens=parameters.prefill_chunk_tokens,
         decode_steps=parameters.decode_steps,
+        prefix_cache_tokens=parameters.prefix_cache_tokens,
+        deterministic=parameters.deterministic,
         device=_device(parameters.device, gpus=context.resources.gpus or 0.0),
         dtype=parameters.dtype,
         max_batch_rows=parameters.max_batch_rows,

@@ -278,6 +278,17 @@ class DeployServeParameters(Parameters):
         64, ge=8, description="Completions: prompt tokens processed between two decode steps."
     )
     decode_steps: int = Field(4, ge=1, le=64, description="Completions: decode steps inside one jitted call.")
+    prefix_cache_tokens: int = Field(
+        32,
+        ge=0,
+        description="Completions: a prompt's beginning that is in the cache already is reused in multiples of so many "
+        "tokens; 0 computes every prompt.",
+    )
+    deterministic: bool = Field(
+        False,
+        description="Completions: the same tokens, bit for bit, alone, in a full batch and after a prefix hit; each "
+        "step then computes all slots and the whole context.",
+    )
     max_batch_rows: int = Field(
         32, ge=1, le=4096, description="Embeddings and predictions: rows of all requests in one forward pass."
     )
