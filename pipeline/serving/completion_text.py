@@ -36,6 +36,8 @@ class Completion:
         """Characters."""
         self._num_sent = 0
         """Characters; what may begin a stop string is decoded and not yet sent."""
+        self._held: list[TokenLogprobs] = []
+        """Of tokens of whose text nothing is sent."""
         self._version = ""
 
     def got_slot(self, *, now: float, metrics: Metrics, version: str = "") -> None:
@@ -56,17 +58,16 @@ class Completion:
         self.rules.advance(shown)
         if self.rules.is_finished:
             finish = FinishReason.STOP
-        logprobs: list[TokenLogprobs] = []
-        decoded = self._decoded(shown, ranks, logprobs)
+        decoded = self._decoded(shown, ranks)
         if finish is not None:
             decoded += self._detokenizer.finish()
         text = self._stops.add(decoded)
         self._num_sent += len(text)
         if self._stops.is_hit:
             finish = FinishReason.STOP
-            logprobs = [entry for entry in logprobs if entry.text_offset < self._num_sent]
         elif finish is not None:
             text += self._stops.finish()
+        logprobs = self._released(is_all=finish is not None and not self._stops.is_hit)
         if finish is not None:
             self._note_end(finish, now=now, metrics=metrics)
         return Chunk(
@@ -74,17 +75,17 @@ class Completion:
             text=text,
             num_tokens=len(progress.tokens),
             finish=finish,
-            logprobs=tuple(logprobs),
+            logprobs=logprobs,
             version=self._version,
         )
 
-    def _decoded(self, tokens: Sequence[int], ranks: Sequence[Ranks], logprobs: list[TokenLogprobs]) -> str:
+    def _decoded(self, tokens: Sequence[int], ranks: Sequence[Ranks]) -> str:
         """The text that became certain; one token after the other where each one's place in it is wanted."""
         if not ranks:
             return self._detokenizer.add(tokens)
         pieces = []
         for token, rank in zip(tokens, ranks, strict=False):  # a stop token has ranks, and no text
-            logprobs.append(
+            self._held.append(
                 TokenLogprobs(
                     chosen=self._ranked(token, rank.logprob),
                     top=tuple(self._ranked(*entry) for entry in rank.top),
@@ -94,6 +95,14 @@ class Completion:
             pieces.append(self._detokenizer.add([token]))
             self._num_decoded += len(pieces[-1])
         return "".join(pieces)
+
+    def _released(self, *, is_all: bool) -> tuple[TokenLogprobs, ...]:
+        """Those whose text is sent, in whole or in part, or all that are left."""
+        num = len(self._held)
+        while not is_all and num and self._held[num - 1].text_offset >= self._num_sent:
+            num -= 1
+        released, self._held = tuple(self._held[:num]), self._held[num:]
+        return released
 
     def _ranked(self, token: int, logprob: float) -> RankedToken:
         text, encoded = self._decoder.spelled(token)

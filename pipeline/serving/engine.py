@@ -201,11 +201,14 @@ class Engine(EngineThread):
 
     def _accept(self, command: _Submit) -> None:
         request = command.request
-        self._completions[request.request_id] = Completion(
-            request, sink=command.sink, decoder=self._decoder, arrived_at=command.time
-        )
-        self._scheduler.add(request, now=command.time)
         self.metrics.count("prompt_tokens_total", len(request.prompt))
+        try:
+            completion = Completion(request, sink=command.sink, decoder=self._decoder, arrived_at=command.time)
+        except Exception as error:  # a request's own boundary: it fails alone
+            self._failed(request.request_id, error, sink=command.sink)
+            return
+        self._completions[request.request_id] = completion
+        self._scheduler.add(request, now=command.time)
 
     def _step(self) -> None:
         now = time.monotonic()
@@ -259,8 +262,8 @@ class Engine(EngineThread):
         try:
             chunk = completion.add(progress, ranks=ranks, now=time.monotonic(), metrics=self.metrics)
         except Exception as error:  # a request's own boundary: it fails alone
-            _LOG.exception("request %s failed", progress.request_id)
-            self._end(progress.request_id, FinishReason.ERROR, reason="error", error=f"{type(error).__name__}: {error}")
+            self._forget(progress.request_id)
+            self._failed(progress.request_id, error, sink=completion.sink)
             return
         self._outgoing.setdefault(completion.sink, []).append(chunk)
         if chunk.finish is not None:
@@ -269,9 +272,17 @@ class Engine(EngineThread):
     def _end(self, request_id: str, finish: FinishReason, *, reason: str, error: str = "") -> None:
         completion = self._forget(request_id)
         if completion is not None:
-            self.metrics.count("aborted_requests_total", label=reason)
-            last = Chunk(request_id=request_id, text="", num_tokens=0, finish=finish, error=error)
-            self._outgoing.setdefault(completion.sink, []).append(last)
+            self._finish(request_id, finish, sink=completion.sink, reason=reason, error=error)
+
+    def _failed(self, request_id: str, error: Exception, *, sink: Sink) -> None:
+        _LOG.error("request %s failed", request_id, exc_info=error)
+        text = f"{type(error).__name__}: {error}"
+        self._finish(request_id, FinishReason.ERROR, sink=sink, reason="error", error=text)
+
+    def _finish(self, request_id: str, finish: FinishReason, *, sink: Sink, reason: str, error: str) -> None:
+        self.metrics.count("aborted_requests_total", label=reason)
+        last = Chunk(request_id=request_id, text="", num_tokens=0, finish=finish, error=error)
+        self._outgoing.setdefault(sink, []).append(last)
 
     def _forget(self, request_id: str) -> Completion | None:
         """The one place where a request leaves; its slot is free afterwards whatever it was doing."""

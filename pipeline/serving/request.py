@@ -140,4 +140,5 @@ class Chunk:
     version: str = ""
     """Of the parameters that it was computed with."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of this chunk's tokens, where they were asked for; without a stop token, and without what a stop string cut."""
+    """Where they were asked for: of the tokens whose text this chunk brings, so of no stop token and of nothing behind
+    the start of a stop string."""
