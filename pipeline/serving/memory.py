@@ -7,8 +7,8 @@ one decision: the message shows every term, so that a reader sees which setting 
 from dataclasses import dataclass
 
 from pipeline.models.decoders.config import DecoderConfig
+from pipeline.serving.weight_bytes import BYTES_OF, compute_dtype, weights_bytes
 
-BYTES_OF = {"float32": 4, "bfloat16": 2}
 RUNTIME_BYTES = 512 * 2**20
 """Of the process itself: interpreter, jax and compiled code; 350 to 450 MiB measured."""
 LOADING_COPIES = 2
@@ -30,12 +30,12 @@ class MemoryNeed:
 
 
 def memory_need(config: DecoderConfig, *, dtype: str, slots: int, context: int, device: str) -> MemoryNeed:
-    """What a replica with these settings takes; on a CPU a tied head is held twice."""
-    numbers = config.num_parameters
-    if device == "cpu" and config.tie_word_embeddings:
-        numbers += config.vocab_size * config.hidden_size
-    size = BYTES_OF[dtype]
-    return MemoryNeed(weights=numbers * size, cache=config.num_cache_numbers(slots=slots, positions=context) * size)
+    """What a replica with these settings takes."""
+    size = BYTES_OF[compute_dtype(dtype, device=device)]
+    return MemoryNeed(
+        weights=weights_bytes(config, dtype=dtype, device=device),
+        cache=config.num_cache_numbers(slots=slots, positions=context) * size,
+    )
 
 
 def why_too_big(need: MemoryNeed, *, available: int, replicas: int, slots: int, context: int) -> str | None:

@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ParameterError
 from pipeline.models.checkpoint import model_leaves
+from pipeline.models.decoders.layout import widen
 from pipeline.models.decoders.model import Decoder, fuse_projections
+from pipeline.models.decoders.quantized import is_quantized
+from pipeline.models.quantization import SCALE_SUFFIX
 from pipeline.serving.mesh import ServingMesh
 
 _MAX_COMPLAINTS = 5
@@ -36,14 +39,16 @@ class ServedParameters:
         shardings = [
             mesh.leaf(name, leaf.shape, config=model.config) for name, leaf in zip(self._names, leaves, strict=True)
         ]
-        self.arrays: list[jax.Array] = jax.device_put([jnp.asarray(leaf, dtype) for leaf in leaves], shardings)
+        self.arrays: list[jax.Array] = jax.device_put(
+            [self._cast(name, leaf) for name, leaf in zip(self._names, leaves, strict=True)], shardings
+        )
         self.rebuild: Callable[[Sequence[Any]], Decoder] = lambda leaves: nnx.merge(
             graph, jax.tree.unflatten(tree, leaves)
         )
 
     def leaves_of(self, model: Decoder) -> dict[str, Any]:
         """What `model`, which is taken over, would be served with; compiles where shapes are new to the process."""
-        return {name: jnp.asarray(leaf, self._dtype) for name, leaf in model_leaves(self._fused(model)).items()}
+        return {name: self._cast(name, leaf) for name, leaf in model_leaves(self._fused(model)).items()}
 
     def placed(self, leaves: Mapping[str, Any]) -> list[jax.Array]:
         """`leaves` (of `leaves_of` or `on_host`) laid out as the arrays in use; these stay in use.
@@ -70,8 +75,16 @@ class ServedParameters:
         return dict(zip(self._names, map(np.asarray, arrays), strict=True))
 
     def _fused(self, model: Decoder) -> Decoder:
-        # On a CPU the head is kept as [D, V] beside a tied embedding: 23 instead of 26 ms a token at SmolLM2-135M.
-        return fuse_projections(model, materialize_head=self._mesh.platform == "cpu", shards=self._mesh.tensor)
+        # On a CPU the head is kept as [D, V] beside a tied embedding: 23 instead of 26 ms a token at SmolLM2-135M. Who
+        # asks for int8 wants the memory.
+        materialize = self._mesh.platform == "cpu" and not is_quantized(model)
+        model = widen(model, tensor=self._mesh.tensor)
+        return fuse_projections(model, materialize_head=materialize, shards=self._mesh.tensor)
+
+    def _cast(self, name: str, leaf: Any) -> jax.Array:
+        """In the dtype that is computed in; int8 weights and their scales stay as they are."""
+        is_cast = jnp.issubdtype(leaf.dtype, jnp.floating) and not name.endswith(SCALE_SUFFIX)
+        return jnp.asarray(leaf, self._dtype) if is_cast else jnp.asarray(leaf)
 
     def _complaints(self, found: Mapping[str, Any]) -> list[str]:
         wanted = dict(zip(self._names, self.arrays, strict=True))
