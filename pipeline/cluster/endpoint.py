@@ -46,10 +46,12 @@ def why_not_live(commit: HasFacts, environment: Mapping[str, str], registry: obj
         return f"nothing answers at {url} ({reason})"
     except ValueError:
         return f"something else answers at {url}"
-    if not isinstance(body, dict) or "digest" not in body:
+    models = body.get("models") if isinstance(body, dict) else None
+    if not isinstance(models, dict):
         return f"something else answers at {url}"
-    if body.get("name") != facts.get("name"):
-        return f"{url} serves the deployment {body.get('name')!r}, not {facts.get('name')!r}"
-    if body["digest"] != wanted:
-        return f"{url} serves another model (digest {str(body['digest'])[:12]}, not {wanted[:12]})"
+    served = models.get(facts.get("name"))
+    if not isinstance(served, dict):
+        return f"{url} serves {', '.join(map(repr, models)) or 'nothing'}, not {facts.get('name')!r}"
+    if served.get("digest") != wanted:
+        return f"{url} serves another model (digest {str(served.get('digest'))[:12]}, not {wanted[:12]})"
     return None

@@ -40,6 +40,8 @@ class BatchAnswer:
     request_id: str
     rows: Sequence[Arrays] = field(default_factory=tuple)
     error: str = ""
+    version: str = ""
+    """Of the parameters that computed them."""
 
     def stacked(self) -> dict[str, NDArray[Any]]:
         """Outputs by name, [rows, ...]."""

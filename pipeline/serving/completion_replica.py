@@ -52,6 +52,7 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
     executor = _executor(loaded, limits=limits)
     vocabulary = Vocabulary(tokenizer, num_tokens=num_tokens, stop_ids=stop_ids)
     engine = Engine(executor, decoder=vocabulary, limits=limits, metrics=Metrics(model=settings.name))
+    engine.version = settings.version_label
     engine.start()
     served = sampling_fields.ServedModel(
         name=settings.name,
@@ -80,7 +81,14 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
         "num_executables": executor.buckets.num_executables,
         "warm_up_seconds": round(engine.warm_up_seconds, 3),
     }
-    return ServedModel(engine=engine, endpoint=ENDPOINT, facts=facts, make_surface=surface)
+    return ServedModel(
+        engine=engine,
+        endpoint=ENDPOINT,
+        facts=facts,
+        make_surface=surface,
+        leaves_of=executor.leaves_of,
+        swap=lambda leaves, label: engine.swap(leaves, label=label).leaves,
+    )
 
 
 def _limits(settings: ReplicaSettings, model: Decoder) -> Limits:

@@ -82,6 +82,7 @@ def serve_embeddings(loaded: LoadedModel) -> ServedModel:
     )
     limits = BatchLimits(max_batch_rows=settings.max_batch_rows, wait_seconds=settings.batch_wait_seconds)
     engine = MicroBatcher(executor, limits=limits, metrics=Metrics(model=settings.name))
+    engine.version = settings.version_label
     engine.start()
     (size,) = executor.outputs[EMBEDDING]
     model = EmbeddingModel(name=settings.name, max_tokens=max_tokens, num_tokens=num_tokens, size=size)
@@ -98,7 +99,14 @@ def serve_embeddings(loaded: LoadedModel) -> ServedModel:
         "num_executables": executor.num_executables,
         "warm_up_seconds": round(engine.warm_up_seconds, 3),
     }
-    return ServedModel(engine=engine, endpoint=ENDPOINT, facts=facts, make_surface=surface)
+    return ServedModel(
+        engine=engine,
+        endpoint=ENDPOINT,
+        facts=facts,
+        make_surface=surface,
+        leaves_of=executor.leaves_of,
+        swap=lambda leaves, label: engine.swap(leaves, label=label),
+    )
 
 
 def longest_text(description: ModelDescription, config: Mapping[str, Any]) -> int:

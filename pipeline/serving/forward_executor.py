@@ -23,6 +23,7 @@ from pipeline.serving.batch_request import Arrays, Row
 from pipeline.serving.buckets import smallest_fit, steps
 
 _COMPILE_THREADS = 2
+_MAX_COMPLAINTS = 5
 SMALLEST_LENGTH = 16
 LENGTH = "length"
 """The name of the dimension along which rows are padded."""
@@ -120,6 +121,40 @@ class ForwardExecutor:
             jax.block_until_ready(self._table[key](self._state, self._example(*key)))
         return time.monotonic() - started
 
+    def leaves_of(self, model: nnx.Module) -> Any:
+        """What `place` takes, from a module of the same description, which is taken over."""
+        return nnx.split(model)[1]
+
+    def place(self, leaves: Any) -> Any:
+        """New parameters on the device, beside those in use. Compiles nothing; for any thread.
+
+        Raises:
+            ParameterError: a name, shape or dtype differs from what was compiled.
+        """
+        wanted, found = (dict(jax.tree.leaves_with_path(tree)) for tree in (self._state, leaves))
+        differing = [
+            jax.tree_util.keystr(path)
+            for path in {**wanted, **found}
+            if path not in wanted or path not in found or _form(wanted[path]) != _form(found[path])
+        ]
+        if differing:
+            raise ParameterError(
+                f"the new parameters differ from those that are served in {len(differing)} leaves: "
+                f"{', '.join(differing[:_MAX_COMPLAINTS])}",
+                hint="a model of other shapes or dtype needs an executor of its own",
+            )
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self._state)
+        return jax.block_until_ready(jax.device_put(leaves, shardings))
+
+    def exchange(self, placed: Any) -> Any:
+        """Run with these (of `place`) from the next batch on; returns those in use until now."""
+        before, self._state = self._state, placed
+        return before
+
+    def on_host(self, state: Any) -> Any:
+        """What `exchange` returned, as `place` takes it, in the host's memory."""
+        return jax.tree.map(np.asarray, state)
+
     def run(self, rows: Sequence[Row]) -> list[Arrays]:
         """One forward pass over at most the largest batch; the outputs of each row, numpy.
 
@@ -166,6 +201,10 @@ class ForwardExecutor:
                 hint="return tensors whose first axis is that of the inputs",
             )
         return {name: tuple(value.shape[1:]) for name, value in found[0].items()}
+
+
+def _form(leaf: Any) -> tuple[tuple[int, ...], str]:
+    return tuple(leaf.shape), str(leaf.dtype)
 
 
 def _filled(shape: Sequence[int | str], length: int) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from pipeline.errors import ParameterError
 from pipeline.models.decoders.config import DecoderConfig
 from pipeline.models.decoders.layout import decoder_layout, is_decoder
 from pipeline.models.decoders.model import Cache, empty_cache
-from pipeline.models.decoders.partition import TENSOR, cache_axes, leaf_axes
+from pipeline.models.decoders.partition import TENSOR, MeshSize, cache_axes, leaf_axes
 from pipeline.models.description import ModelDescription
 from pipeline.models.family import FamilyModel
 from pipeline.models.placement import Layout
@@ -39,6 +39,26 @@ class ServingMesh:
     def of(cls, *devices: Any) -> "ServingMesh":
         """A mesh of these devices."""
         return cls(devices=devices)
+
+    @classmethod
+    def groups(cls, size: MeshSize, *, device: Any) -> "tuple[ServingMesh, ...]":
+        """One mesh for each copy of the model, of devices like `device`, from those of this process or of all hosts.
+
+        Raises:
+            ParameterError: there are too few devices.
+        """
+        found = [
+            one for one in jax.devices(device.platform) if size.hosts > 1 or one.process_index == jax.process_index()
+        ]
+        if size.num_devices == 1:
+            return (cls.of(device),)
+        if len(found) < size.num_devices:
+            raise ParameterError(
+                f"mesh: tensor {size.tensor} x data {size.data} needs {size.num_devices} devices, but jax sees "
+                f"{len(found)} ({device.device_kind}) on {size.hosts} host(s)",
+                hint=f"give the stage as many GPUs (resources: gpus: {size.devices_per_host}), or a smaller mesh",
+            )
+        return tuple(cls.of(*found[at : at + size.tensor]) for at in range(0, size.num_devices, size.tensor))
 
     @property
     def tensor(self) -> int:

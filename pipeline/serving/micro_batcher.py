@@ -6,15 +6,17 @@ next one gathers by itself. A batch that fails is run again request by request, 
 after several failures in a row the device is taken to be broken, and the batcher ends and says so.
 """
 
+import functools
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from pipeline.serving.batch_request import Arrays, BatchAnswer, BatchRequest, Row, Sink
-from pipeline.serving.engine_thread import EngineThread, EngineUnavailable
+from pipeline.serving.engine_thread import STALL_SECONDS, EngineThread, EngineUnavailable
 from pipeline.serving.metrics import Metrics
 
 _LOG = logging.getLogger(__name__)
@@ -40,6 +42,18 @@ class BatchExecutor(Protocol):
 
     def run(self, rows: Sequence[Row]) -> list[Arrays]:
         """One forward pass; the outputs of each row."""
+        ...
+
+    def place(self, leaves: Any) -> Any:
+        """New parameters beside those in use; for any thread."""
+        ...
+
+    def exchange(self, placed: Any) -> Any:
+        """Use them from the next pass on; returns those in use until now."""
+        ...
+
+    def on_host(self, state: Any) -> Any:
+        """What `exchange` returned, as `place` takes it; for any thread."""
         ...
 
 
@@ -77,6 +91,13 @@ class _Item:
         return self.job.request.rows[self.index]
 
 
+@dataclass(frozen=True, slots=True)
+class _Swap:
+    placed: Any
+    label: str
+    done: "Future[Any]"
+
+
 @dataclass(kw_only=True, slots=True)
 class _Queue:
     """Rows that wait, in order of arrival."""
@@ -84,19 +105,19 @@ class _Queue:
     items: deque[_Item] = field(default_factory=deque)
     jobs: dict[str, _Job] = field(default_factory=dict)
 
-    def take(self, *, max_rows: int, bucket: Callable[[int], int]) -> list[_Item]:
-        """The oldest row, and those behind it that fit into its padded length."""
-        while self.items and self.items[0].job.is_cancelled:
-            self.items.popleft()
-        if not self.items:
-            return []
-        limit = bucket(self.items[0].row.length)
+    def take(self, *, max_rows: int, bucket: Callable[[int], int], only_started: bool = False) -> list[_Item]:
+        """The oldest row, and those behind it that fit into its padded length; of requests that began, if asked."""
+        limit: int | None = None
         taken: list[_Item] = []
         passed: list[_Item] = []
         while self.items and len(taken) < max_rows:
             item = self.items.popleft()
-            if not item.job.is_cancelled:
-                (taken if item.row.length <= limit else passed).append(item)
+            if item.job.is_cancelled:
+                continue
+            is_next = item.job.has_started or not only_started
+            if is_next and limit is None:
+                limit = bucket(item.row.length)
+            (taken if is_next and limit is not None and item.row.length <= limit else passed).append(item)
         self.items.extendleft(reversed(passed))
         return taken
 
@@ -114,7 +135,10 @@ class MicroBatcher(EngineThread):
             strict=strict,
         )
         self.limits = limits
+        self.version = ""
+        """Label of the parameters in use; answers carry it."""
         self._executor = executor
+        self._swaps: deque[_Swap] = deque()
         self._queue = _Queue()
         self._batch: list[_Item] = []
         self._num_failures = 0
@@ -134,6 +158,22 @@ class MicroBatcher(EngineThread):
             self._queue.items.extend(_Item(job=job, index=index) for index in range(len(request.rows)))
             self._wake.notify()
 
+    def swap(self, leaves: Any, *, label: str = "") -> Any:
+        """Exchange the parameters between two batches; returns the old ones in the host's memory.
+
+        Requests whose rows have begun end with the old ones; others wait for the new ones.
+
+        Raises:
+            ParameterError: a name, shape or dtype differs; the old ones stay.
+            EngineUnavailable: it starts, drains or has failed.
+        """
+        swap = _Swap(self._executor.place(leaves), label, Future())
+        with self._wake:
+            self._check_is_open()
+            self._swaps.append(swap)
+            self._wake.notify()
+        return self._executor.on_host(swap.done.result(timeout=STALL_SECONDS))
+
     def cancel(self, request_id: str) -> None:
         """Rows that have not started never run; harmless where the request is unknown or finished."""
         with self._wake:
@@ -151,7 +191,7 @@ class MicroBatcher(EngineThread):
         return len(self._queue.items)
 
     def _is_busy(self) -> bool:
-        return bool(self._queue.items or self._batch)
+        return bool(self._queue.items or self._batch or self._swaps)
 
     def _serve(self) -> None:
         while (batch := self._gather()) is not None:
@@ -161,23 +201,37 @@ class MicroBatcher(EngineThread):
         """The next batch, after its wait for company; None at the end."""
         limits = self.limits
         with self._wake:
-            while not self._queue.items and not self._is_stopping:
+            while not (self._queue.items or self._swaps or self._is_stopping):
                 self._publish_load()
                 self._wake.wait()
             if not self._is_stopping:
                 self._last_step_at = time.monotonic()  # idle time is no stall
-                # From the arrival of the oldest: a row that already waited for the batch before runs at once.
-                until = self._queue.items[0].job.arrived_at + limits.wait_seconds
-                while len(self._queue.items) < limits.max_batch_rows and not (self._is_draining or self._is_stopping):
-                    left = until - time.monotonic()
-                    if left <= 0:
-                        break
-                    self._wake.wait(left)
+                self._wait_for_company()
             if self._is_stopping:
                 return None
-            self._batch = self._queue.take(max_rows=limits.max_batch_rows, bucket=self._executor.bucket)
+            take = functools.partial(self._queue.take, max_rows=limits.max_batch_rows, bucket=self._executor.bucket)
+            self._batch = take(only_started=bool(self._swaps))
+            if self._swaps and not self._batch:
+                self._exchange()
+                self._batch = take()
             self._publish_load()
         return self._batch
+
+    def _wait_for_company(self) -> None:
+        # From the arrival of the oldest: a row that already waited for the batch before runs at once.
+        limits = self.limits
+        while 0 < len(self._queue.items) < limits.max_batch_rows:
+            left = self._queue.items[0].job.arrived_at + limits.wait_seconds - time.monotonic()
+            if left <= 0 or self._swaps or self._is_draining or self._is_stopping:
+                break
+            self._wake.wait(left)
+
+    def _exchange(self) -> None:
+        while self._swaps:
+            swap = self._swaps.popleft()
+            before = self._executor.exchange(swap.placed)
+            self.version = swap.label
+            swap.done.set_result(before)
 
     def _work(self, batch: list[_Item]) -> None:
         if batch:
@@ -234,7 +288,7 @@ class MicroBatcher(EngineThread):
             self.metrics.count("aborted_requests_total", label="error")
         else:
             rows = [row for row in job.results if row is not None]
-            answer = BatchAnswer(request_id=job.request.request_id, rows=rows)
+            answer = BatchAnswer(request_id=job.request.request_id, rows=rows, version=self.version)
             self.metrics.count("request_success_total", label="stop")
             self.metrics.observe("e2e_request_latency_seconds", time.monotonic() - job.arrived_at)
         try:
@@ -246,6 +300,8 @@ class MicroBatcher(EngineThread):
         with self._wake:
             self._is_draining = True
             jobs = list(self._queue.jobs.values())
+        while self._swaps:
+            self._swaps.popleft().done.set_exception(EngineUnavailable(self._failure or "the server shut down"))
         for job in jobs:
             self._finish(job, error=self._failure or "the server shut down")
 

@@ -41,6 +41,7 @@ def serve_predictions(loaded: LoadedModel) -> ServedModel:
     )
     limits = BatchLimits(max_batch_rows=settings.max_batch_rows, wait_seconds=settings.batch_wait_seconds)
     engine = MicroBatcher(executor, limits=limits, metrics=Metrics(model=settings.name))
+    engine.version = settings.version_label
     engine.start()
     model = PredictModel(name=settings.name, inputs=shapes.inputs, outputs=executor.outputs, max_rows=MAX_ROWS)
 
@@ -53,4 +54,11 @@ def serve_predictions(loaded: LoadedModel) -> ServedModel:
         "num_executables": executor.num_executables,
         "warm_up_seconds": round(engine.warm_up_seconds, 3),
     }
-    return ServedModel(engine=engine, endpoint=ENDPOINT, facts=facts, make_surface=surface)
+    return ServedModel(
+        engine=engine,
+        endpoint=ENDPOINT,
+        facts=facts,
+        make_surface=surface,
+        leaves_of=executor.leaves_of,
+        swap=lambda leaves, label: engine.swap(leaves, label=label),
+    )

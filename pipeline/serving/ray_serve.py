@@ -1,10 +1,12 @@
 """Deployments on Ray Serve.
 
-Owns everything that talks to Ray Serve: the replica's actor, deploying, waiting, deleting. Loads no jax: only the
-replica's process does, after its environment is set. The one decision: a new version starts beside the old one and
-takes over when it is ready, so a version that fails never takes down the one that serves.
+Owns the replica's actor, deploying, waiting, deleting. Loads no jax: only the replica's process does, after its
+environment is set. The one decision: an actor is made without arguments and told everything by its configuration, so
+one call deploys, changes and replaces.
 """
 
+import asyncio
+import functools
 import importlib
 import re
 import socket
@@ -14,20 +16,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray import serve
-from ray.serve.config import HTTPOptions
+from ray.serve.config import AutoscalingConfig, HTTPOptions
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from pipeline import errors
 from pipeline.errors import ClusterError, ParameterError, PipelineError, StageError
-from pipeline.serving.replica_settings import ReplicaSettings
+from pipeline.serving.replica_environment import settle
+from pipeline.serving.replica_settings import ReplicaConfig
 
 REPLICA = "pipeline.serving.replica:Replica"
 """By name: importing it loads jax, which only the replica's own process may, with its memory fraction set."""
 PORTS = range(8000, 8200)
 """Where a port is looked for when the flow names none."""
-GPU_CONTEXT_FRACTION = 0.02
-"""Of a device, left to the CUDA context and its libraries, which jax's own limit does not count."""
+DEPLOYMENT = "engine"
+"""Of each application."""
+CHALLENGER_SUFFIX = "-challenger"
+"""Of an application that stands beside the one that serves the same model; it never gets the route `/`."""
 MAX_ONGOING_REQUESTS = 1024
 POLL_SECONDS = 0.2
 _ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Unavailable|Interrupt))(?:: (.*))?$")
@@ -47,25 +52,43 @@ class Endpoint:
         return f"http://{self.host}:{self.port}{self.route_prefix.rstrip('/')}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReplicaResources:
-    """Of each replica's actor."""
-
-    num_replicas: int
-    cpus: float
-    gpus: float
-
-
 class ServedReplica:
-    """The actor: a jitted JAX model that is its own HTTP server."""
+    """The actor: jitted JAX models that are their own HTTP server; all it is told comes through `reconfigure`."""
 
-    def __init__(self, settings: ReplicaSettings) -> None:
+    def __init__(self) -> None:
+        self._share = settle()
         module, _, name = REPLICA.partition(":")
-        self._replica = getattr(importlib.import_module(module), name)(settings)
+        self._replica = getattr(importlib.import_module(module), name)()
 
     def __serve_build_asgi_app__(self) -> Any:
         """The ASGI application; Ray Serve asks for it after the constructor."""
         return self._replica.app
+
+    async def reconfigure(self, config: dict[str, Any]) -> None:
+        """Ray Serve's call with the `user_config`: after the constructor, and whenever it changes."""
+        await asyncio.to_thread(self._replica.reconfigure, config)
+
+    async def prepare(self, config: dict[str, Any], beside: bool) -> dict[str, Any]:
+        """`Replica.prepare`; an error is part of the answer, because a broadcast would lose its class."""
+        try:
+            how = await asyncio.to_thread(functools.partial(self._replica.prepare, config, beside=beside))
+        except PipelineError as error:
+            return {"error": [type(error).__name__, error.message, error.hint]}
+        return {"how": how}
+
+    async def discard(self) -> None:
+        """`Replica.discard`."""
+        await asyncio.to_thread(self._replica.discard)
+
+    async def describe(self) -> dict[str, Any]:
+        """`Replica.describe`."""
+        share = {"share": self._share.share, "memory": self._share.memory_reason, "warnings": self._share.warnings}
+        return {**self._replica.describe(), **share}
+
+    async def judged_traffic(self) -> dict[str, Any]:
+        """`Replica.judged_traffic`."""
+        report: dict[str, Any] = self._replica.judged_traffic()
+        return report
 
     def check_health(self) -> None:
         """Asked by Ray Serve every few seconds."""
@@ -107,39 +130,47 @@ def _last_lines(error: BaseException) -> str:
     return " ".join(line.strip() for line in str(error).splitlines()[-4:])
 
 
-def deploy(
-    settings: ReplicaSettings, *, endpoint: Endpoint, resources: ReplicaResources, drain_seconds: float = 30.0
-) -> Endpoint:
-    """Ask Ray Serve for the deployment and return at once; `wait_until_running` waits.
+def deploy(application: str, config: ReplicaConfig) -> str:
+    """Ask Ray Serve for an application and return its route prefix at once; `wait_until_running` waits.
 
-    A deployment of the same name is updated in place under the route it has; a new one gets `/` where that is free,
-    else `/<name>`.
+    An application of that name keeps its route. Where its process is the same, its actors are only told the new
+    configuration; where it is not, new ones start beside the old ones and take over when they are ready. A new
+    application gets `/` where that is free, else `/<name>`.
     """
+    process = config.process
+    assert process is not None
     options: dict[str, Any] = {
-        "num_cpus": resources.cpus,
-        "runtime_env": {"env_vars": replica_environment(settings, gpus=resources.gpus)},
+        "num_cpus": process.cpus,
+        "runtime_env": {"env_vars": dict(process.environment)},
     }
-    if resources.gpus:
-        options["num_gpus"] = resources.gpus
+    if process.gpus:
+        options["num_gpus"] = process.gpus
     deployment = serve.deployment(
         serve.ingress()(ServedReplica),
-        name="engine",
-        num_replicas=resources.num_replicas,
+        name=DEPLOYMENT,
+        **(
+            {"num_replicas": process.replicas}
+            if process.autoscaling is None
+            else {"autoscaling_config": AutoscalingConfig(**process.autoscaling)}
+        ),
         ray_actor_options=options,
+        user_config=config.as_json(),
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
-        graceful_shutdown_timeout_s=drain_seconds,
+        graceful_shutdown_timeout_s=process.drain_seconds,
         health_check_period_s=5.0,
         max_constructor_retry_count=1,  # a model that cannot be loaded will not load the second time
         max_surge_percent=100,  # replacements start before old replicas stop
         logging_config=LoggingConfig(enable_access_log=False),
     )
-    prefix = _route_prefix(settings.name)
+    # Left to itself, Ray Serve takes each call for new code and replaces every actor.
+    deployment = deployment.options(version=process.identity, _internal=True)
+    prefix = _route_prefix(application)
     serve.run_many(
-        [serve.RunTarget(target=deployment.bind(settings), name=settings.name, route_prefix=prefix)],
+        [serve.RunTarget(target=deployment.bind(), name=application, route_prefix=prefix)],
         wait_for_ingress_deployment_creation=False,
         wait_for_applications_running=False,
     )
-    return Endpoint(host=endpoint.host, port=endpoint.port, route_prefix=prefix)
+    return prefix
 
 
 def wait_until_running(
@@ -206,22 +237,13 @@ def own_error(text: str) -> tuple[str, str]:
     return "", text.strip()
 
 
-def replica_environment(settings: ReplicaSettings, *, gpus: float) -> dict[str, str]:
-    """Variables of the replica's process, set before it imports jax."""
-    if gpus <= 0:
-        return {"JAX_PLATFORMS": "cpu"} if settings.device != "cuda" else {}
-    fraction = f"{min(max(gpus - GPU_CONTEXT_FRACTION, 0.05), 0.95):.3f}"
-    # The name is being changed; both are read by some version.
-    return {"XLA_PYTHON_CLIENT_MEM_FRACTION": fraction, "XLA_CLIENT_MEM_FRACTION": fraction}
-
-
 def _route_prefix(name: str) -> str:
     client = _get_global_client(raise_if_no_controller_running=False)
     applications: Mapping[str, Any] = {} if client is None else client.get_serve_details()["applications"]
     prefixes = {app: details["route_prefix"] for app, details in applications.items()}
     if prefixes.get(name):
         return str(prefixes[name])
-    return "/" if "/" not in prefixes.values() else f"/{name}"
+    return "/" if "/" not in prefixes.values() and not name.endswith(CHALLENGER_SUFFIX) else f"/{name}"
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -1,84 +1,288 @@
-"""From a model directory to a warm model behind an ASGI application.
+"""The models of one process behind one ASGI application, brought to what a configuration lists.
 
-Owns the order of loading, and which way of serving a model takes. Knows nothing of Ray. The one decision: a replica is
-ready when its constructor returns: everything is read, checked, placed and compiled, or the error that says why not
-has been raised.
+Owns the order of loading, and which way of serving a model takes. Knows nothing of Ray. The one decision: everything
+that can fail (reading, checking, compiling) is done before anything that serves is touched, so a configuration that
+cannot be had leaves the process as it was and says why.
 """
 
-import hashlib
-import platform
+import dataclasses
+import logging
+import threading
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import jax
-import jaxlib
 
-from pipeline.errors import ParameterError
+from pipeline.errors import ParameterError, PipelineError, StageError
 from pipeline.models.checkpoint import load_model
 from pipeline.models.decoders.model import Decoder
 from pipeline.models.description import ModelKind
 from pipeline.models.registry import describe
+from pipeline.serving.compilation_cache import started_with_cache
 from pipeline.serving.completion_replica import serve_completions
 from pipeline.serving.device import choose_placement
 from pipeline.serving.embedding_replica import serve_embeddings
+from pipeline.serving.engine_thread import EngineUnavailable
+from pipeline.serving.hosted_model import (
+    HostedModel,
+    Parameters,
+    check_memory,
+    digest_of_surroundings,
+    identity_facts,
+)
+from pipeline.serving.http_routes import make_application
+from pipeline.serving.model_registry import ModelRegistry
 from pipeline.serving.predict_replica import serve_predictions
-from pipeline.serving.replica_settings import ReplicaSettings
+from pipeline.serving.replica_settings import ReplicaConfig, ReplicaSettings, read_config
 from pipeline.serving.served_model import LoadedModel, ServedModel
+from pipeline.serving.traffic_settings import read_traffic
 
+_LOG = logging.getLogger(__name__)
 _PREDICTING = (ModelKind.PREDICTOR, ModelKind.IMAGE)
+LATECOMER_SECONDS = 1.0
+"""A request that found the old engine may still be reading its body; so long the engine takes new ones."""
+
+
+@dataclass(kw_only=True)
+class _Prepared:
+    """What a configuration needs that is not there yet, by name of the model."""
+
+    parameters: dict[str, Parameters] = field(default_factory=dict)
+    """To be exchanged inside a running engine."""
+    hosted: dict[str, HostedModel] = field(default_factory=dict)
+    """Engines of their own, warm."""
 
 
 class Replica:
-    """One served model; `app` answers."""
+    """The models of a process; `app` answers."""
 
-    def __init__(self, settings: ReplicaSettings) -> None:
-        """Load, check, compile.
+    def __init__(self) -> None:
+        self._registry = ModelRegistry(on_shutdown=self.stop)
+        self.app = make_application(self._registry)
+        self._config: ReplicaConfig | None = None
+        self._models: dict[str, HostedModel] = {}
+        self._prepared = _Prepared()
+        self._refused: str | None = None
+        self._lock = threading.Lock()
+        self._draining: list[threading.Thread] = []
+
+    @classmethod
+    def of(cls, settings: ReplicaSettings) -> "Replica":
+        """A process with one model.
 
         Raises:
-            ArtifactError: the model directory is damaged, or its tokenizer does not fit the vocabulary.
+            PipelineError: as `reconfigure`.
+        """
+        made = cls()
+        made.reconfigure(ReplicaConfig(models=(settings,)).as_json())
+        return made
+
+    @property
+    def models(self) -> Mapping[str, HostedModel]:
+        """What is served, by name."""
+        return self._models
+
+    @property
+    def only(self) -> HostedModel:
+        """The model of a process that has one."""
+        (hosted,) = self._models.values()
+        return hosted
+
+    def prepare(self, given: Mapping[str, Any], *, beside: bool = True) -> dict[str, str]:
+        """Read, check and compile what a configuration needs, and change nothing that serves.
+
+        Args:
+            given: the configuration.
+            beside: an engine of another shape may start beside the one that serves.
+
+        Returns:
+            By model: `same`, `swap`, `beside`; or, where `beside` is False, `restart: ` and the reason.
+
+        Raises:
+            PipelineError: it cannot be had; what was prepared is dropped. A `StageError` where warm-up failed.
+        """
+        config = read_config(given)
+        with self._lock:
+            try:
+                return {settings.name: self._prepare(settings, beside=beside) for settings in config.models}
+            except EngineUnavailable as error:
+                self._discard()
+                raise StageError(f"the new version does not start: {error}") from error
+            except PipelineError:
+                self._discard()
+                raise
+
+    def discard(self) -> None:
+        """Forget what was prepared."""
+        with self._lock:
+            self._discard()
+
+    def reconfigure(self, given: Mapping[str, Any]) -> None:
+        """Become what a configuration lists.
+
+        A process that serves already and cannot have it goes on as it is; `describe` says why.
+
+        Raises:
+            ArtifactError: a model directory is damaged, or its tokenizer does not fit the vocabulary.
             ParameterError: the device does not exist, the model is of a kind that is not served, or a setting does not
                 fit it.
             EngineUnavailable: warm-up failed.
         """
-        started = time.monotonic()
-        if settings.compilation_cache is not None:
-            _use_compilation_cache(settings.compilation_cache)
-        device, placement = choose_placement(device=settings.device, dtype=settings.dtype)
-        directory = Path(settings.model_path)
-        description = describe(directory)
+        with self._lock:
+            try:
+                config = read_config(given)
+                read_traffic(config.traffic)
+                for settings in config.models:
+                    self._prepare(settings, beside=True)
+            except (PipelineError, EngineUnavailable) as error:
+                self._discard()
+                if not self._models:
+                    raise
+                self._refused = str(error)
+                _LOG.exception("a configuration was refused; what served before goes on")
+                return
+            self._become(config)
+
+    def describe(self) -> dict[str, Any]:
+        """What serves now, and why the last configuration does not, where it does not."""
+        return {
+            "models": {name: dict(hosted.facts) for name, hosted in self._models.items()},
+            "traffic": {} if self._config is None else dict(self._config.traffic),
+            "refused": self._refused,
+        }
+
+    def judged_traffic(self) -> dict[str, Any]:
+        """What the arms of a trial did so far; asking keeps the trial alive."""
+        return self._registry.traffic.judged()
+
+    def check_health(self) -> None:
+        """Raise where an engine has failed or stalls; Ray Serve then replaces the replica."""
+        failures = [
+            f"{name}: {failure}"
+            for name, hosted in self._models.items()
+            if (failure := hosted.served.engine.status().failure) is not None
+        ]
+        if failures:
+            raise RuntimeError("; ".join(failures))
+
+    def stop(self) -> None:
+        """Take nothing new, finish what runs, end every engine."""
+        seconds = self._registry.drain_seconds
+        stopping = [
+            threading.Thread(target=hosted.stop, kwargs={"drain_seconds": seconds}, daemon=True)
+            for hosted in self._models.values()
+        ]
+        for thread in stopping:
+            thread.start()
+        for thread in (*stopping, *self._draining):
+            thread.join()
+
+    def _prepare(self, settings: ReplicaSettings, *, beside: bool) -> str:
+        """As `prepare`, for one model; doing it again costs nothing."""
+        name, current, ready = settings.name, self._models.get(settings.name), self._prepared
+        if current is not None and current.settings == settings:
+            return "same"
+        reason = "it is not served yet" if current is None else current.why_no_swap(settings)
+        if current is not None and reason is None:
+            if name not in ready.parameters or ready.parameters[name].settings != settings:
+                ready.parameters[name] = current.load(settings)
+            return "swap"
+        if not beside:
+            return f"restart: {reason}"
+        if name not in ready.hosted or ready.hosted[name].settings != settings:
+            ready.hosted[name] = host(settings)
+        return "beside"
+
+    def _become(self, config: ReplicaConfig) -> None:
+        """Nothing in here reads a file or compiles."""
+        ready, self._prepared = self._prepared, _Prepared()
+        models: dict[str, HostedModel] = {}
+        for settings in config.models:
+            current = self._models.get(settings.name)
+            if settings.name in ready.hosted:
+                models[settings.name] = ready.hosted.pop(settings.name)
+                continue
+            assert current is not None
+            if settings.name in ready.parameters and settings.digest != current.settings.digest:
+                current.swap(ready.parameters[settings.name])
+            current.relabel(settings)
+            models[settings.name] = current
+        before, self._models, self._config, self._refused = self._models, models, config, None
+        if config.process is not None:
+            self._registry.drain_seconds = config.process.drain_seconds
+        self._registry.show(hosted.surface for hosted in models.values())
+        self._registry.traffic.configure(config.traffic)
+        for name, hosted in before.items():
+            if models.get(name) is not hosted:
+                self._retire(hosted)
+        for hosted in ready.hosted.values():
+            self._retire(hosted)
+
+    def _retire(self, hosted: HostedModel) -> None:
+        """Let its requests end; new ones go to what took its place."""
+
+        def end() -> None:
+            time.sleep(LATECOMER_SECONDS)
+            hosted.stop(drain_seconds=self._registry.drain_seconds)
+
+        thread = threading.Thread(target=end, name="drain", daemon=True)
+        thread.start()
+        self._draining = [*(one for one in self._draining if one.is_alive()), thread]
+
+    def _discard(self) -> None:
+        ready, self._prepared = self._prepared, _Prepared()
+        for hosted in ready.hosted.values():
+            self._retire(hosted)
+
+
+def host(settings: ReplicaSettings) -> HostedModel:
+    """Load, check, compile and start one model.
+
+    Raises:
+        ArtifactError: the model directory is damaged, or its tokenizer does not fit the vocabulary.
+        ParameterError: the device does not exist, the model is of a kind that is not served, or a setting does not
+            fit it.
+        EngineUnavailable: warm-up failed.
+    """
+    started = time.monotonic()
+    device, placement = choose_placement(device=settings.device, dtype=settings.dtype)
+    directory = Path(settings.model_path)
+    check_memory(directory)
+    with started_with_cache(settings.compilation_cache, device=device) as cache:
         with jax.default_device(device):
             module = load_model(directory, dtype=placement.dtype)
         served = serve(
             LoadedModel(
                 settings=settings,
                 directory=directory,
-                description=description,
+                description=describe(directory),
                 module=module,
                 device=device,
                 placement=placement,
             )
         )
-        self.engine = served.engine
-        self.facts = {
-            "name": settings.name,
-            "digest": settings.digest,
-            "version": settings.version,
-            "deployment_id": settings.deployment_id,
-            "endpoint": served.endpoint,
-            "device": placement.device,
-            "device_reason": placement.device_reason,
-            "dtype": placement.dtype,
-            "dtype_reason": placement.dtype_reason,
-            **served.facts,
-            "start_seconds": round(time.monotonic() - started, 3),
-        }
-        self.app = served.make_app(self.facts)
-
-    def check_health(self) -> None:
-        """Raise where the engine has failed or stalls; Ray Serve then replaces the replica."""
-        failure = self.engine.status().failure
-        if failure is not None:
-            raise RuntimeError(failure)
+        cached = {} if cache is None else cache.facts(what=repr(dataclasses.replace(settings, deployment_id="")))
+    facts = {
+        **identity_facts(settings),
+        "endpoint": served.endpoint,
+        "device": placement.device,
+        "device_reason": placement.device_reason,
+        "dtype": placement.dtype,
+        "dtype_reason": placement.dtype_reason,
+        **served.facts,
+        **cached,
+        "start_seconds": round(time.monotonic() - started, 3),
+    }
+    return HostedModel(
+        settings,
+        served=served,
+        facts=facts,
+        placement=placement,
+        surroundings=digest_of_surroundings(directory),
+    )
 
 
 def serve(loaded: LoadedModel) -> ServedModel:
@@ -99,22 +303,3 @@ def serve(loaded: LoadedModel) -> ServedModel:
         hint="served are decoders of a family (/v1/completions), text encoders (/v1/embeddings), and models of images "
         "or other arrays (/v1/predict)",
     )
-
-
-def _use_compilation_cache(directory: str) -> None:
-    """A second start then compiles nothing: 5 s instead of 23 s measured on two busy cores."""
-    # Machine code for another processor or jaxlib must not be loaded, so each has a directory of its own.
-    identity = f"{jaxlib.__version__} {platform.machine()} {_processor_flags()}"
-    own = Path(directory) / hashlib.sha256(identity.encode()).hexdigest()[:16]
-    jax.config.update("jax_compilation_cache_dir", str(own))
-    # The defaults keep only what took over a second to compile.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
-def _processor_flags() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.processor())

@@ -18,6 +18,7 @@ from pipeline.errors import ParameterError
 from pipeline.serving.device_reserve import known_reserve
 from pipeline.serving.nvidia import DeviceReading, read_device
 
+CPU_DEVICES_FLAG = "--xla_force_host_platform_device_count"
 SHARE = "PIPELINE_GPU_SHARE"
 STATE = "PIPELINE_STATE_DIRECTORY"
 MPS_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
@@ -44,16 +45,20 @@ class ProcessShare:
     warnings: tuple[str, ...] = ()
 
 
-def replica_environment(*, device: str, gpus: float, state_directory: str | None) -> dict[str, str]:
+def replica_environment(
+    *, device: str, gpus: float, state_directory: str | None, cpu_devices: int = 1
+) -> dict[str, str]:
     """Variables that the process is started with; `settle` makes them complete there.
 
     Args:
         device: `auto`, `cpu` or `cuda`.
         gpus: of each process; a part, or whole devices.
         state_directory: where what was measured of devices is kept.
+        cpu_devices: as how many devices jax shows the processor where there is no GPU.
     """
     if gpus <= 0:
-        return {"JAX_PLATFORMS": "cpu"} if device != "cuda" else {}
+        shown = {} if cpu_devices == 1 else {"XLA_FLAGS": f"{CPU_DEVICES_FLAG}={cpu_devices}"}
+        return {"JAX_PLATFORMS": "cpu", **shown} if device != "cuda" else shown
     made = {SHARE: f"{gpus:g}"}
     return made if state_directory is None else {**made, STATE: state_directory}
 

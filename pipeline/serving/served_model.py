@@ -44,6 +44,11 @@ class ServedModel:
     """For `/health`."""
     make_surface: Callable[[Mapping[str, Any]], Surface]
     """From all facts of the deployment, which may change while it serves."""
+    leaves_of: Callable[[nnx.Module], Any] | None = None
+    """What `swap` takes, from a module of the same description; None where parameters cannot be exchanged."""
+    swap: Callable[[Any, str], Any] | None = None
+    """Run these leaves under this label from now on; returns those that ran before, in host memory. Waits until it is
+    done."""
 
     def make_app(self, facts: Mapping[str, Any]) -> Starlette:
         """The application of a process that serves this model alone."""

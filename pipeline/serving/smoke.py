@@ -14,8 +14,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
+from urllib.parse import quote
 
 import numpy as np
 
@@ -46,8 +47,8 @@ class SmokeResult:
     """A request that a person can repeat."""
 
 
-def wait_for_version(url: str, *, deployment_id: str, timeout_seconds: float) -> Mapping[str, Any]:
-    """Ask `/health` until the deployed version answers; returns its body.
+def wait_for_version(url: str, *, model: str, deployment_id: str, timeout_seconds: float) -> Mapping[str, Any]:
+    """Ask `/health` until the deployed version of `model` answers; returns what it says of it.
 
     Raises:
         ClusterError: it does not in time; the message says what answered instead.
@@ -56,6 +57,7 @@ def wait_for_version(url: str, *, deployment_id: str, timeout_seconds: float) ->
     in_a_row = 0
     while True:
         found, body = _health(url)
+        body = body.get("models", {}).get(model, {})
         in_a_row = in_a_row + 1 if body.get("deployment_id") == deployment_id else 0
         if in_a_row >= ANSWERS_IN_A_ROW:
             return body
@@ -68,76 +70,126 @@ def wait_for_version(url: str, *, deployment_id: str, timeout_seconds: float) ->
             time.sleep(POLL_SECONDS)
 
 
-def smoke(url: str, *, endpoint: str, model: str, prompt: str, timeout_seconds: float) -> SmokeResult:
+def smoke(
+    url: str, *, endpoint: str, model: str, prompt: str, timeout_seconds: float, api_key: str | None = None
+) -> SmokeResult:
     """Ask what this endpoint answers, twice.
 
     Args:
         url: without `/v1`.
-        endpoint: `completions`, `embeddings` or `predict`, as `/health` says.
+        endpoint: `chat`, `completions`, `embeddings` or `predict`.
         model: its name.
         prompt: of text.
         timeout_seconds: for each request.
+        api_key: where the deployment needs one.
 
     Raises:
         StageError: a request brought an error or nothing, or the two answers differ.
     """
+    server = _Server(url=url, timeout_seconds=timeout_seconds, api_key=api_key)
     if endpoint == "embeddings":
-        return _smoke_embeddings(url, model=model, text=prompt, timeout_seconds=timeout_seconds)
+        return _smoke_embeddings(server, model=model, text=prompt)
     if endpoint == "predict":
-        return _smoke_predict(url, model=model, timeout_seconds=timeout_seconds)
-    return _smoke_completions(url, model=model, prompt=prompt, timeout_seconds=timeout_seconds)
+        return _smoke_predict(server, model=model)
+    return _smoke_text(server, model=model, prompt=prompt, is_chat=endpoint == "chat")
 
 
-def _smoke_completions(url: str, *, model: str, prompt: str, timeout_seconds: float) -> SmokeResult:
-    fields = {"model": model, "prompt": prompt, "max_tokens": SMOKE_TOKENS, "temperature": 0}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Server:
+    """Who is asked."""
+
+    url: str
+    timeout_seconds: float
+    api_key: str | None = field(repr=False)
+
+    def post(self, endpoint: str, fields: Mapping[str, Any]) -> bytes:
+        """Send JSON."""
+        return self.send(endpoint, json.dumps(fields).encode(), media_type="application/json")
+
+    def send(self, endpoint: str, body: bytes, *, media_type: str) -> bytes:
+        """Send a body."""
+        return self._answer(f"{self.url}/v1/{endpoint}", body=body, headers={"Content-Type": media_type})
+
+    def get(self, path: str) -> bytes:
+        """Read what is behind `/v1/`."""
+        return self._answer(f"{self.url}/v1/{path}", body=None, headers={})
+
+    def curl(self, endpoint: str, fields: Mapping[str, Any]) -> str:
+        """The request as a person types it."""
+        body = shlex.quote(json.dumps(fields, separators=(",", ":") if endpoint == "predict" else None))
+        return f"curl {self.url}/v1/{endpoint}{self.curl_key} -H 'Content-Type: application/json' -d {body}"
+
+    @property
+    def curl_key(self) -> str:
+        """Of `curl`, where a key is needed."""
+        return "" if self.api_key is None else ' -H "Authorization: Bearer $API_KEY"'
+
+    def _answer(self, url: str, *, body: bytes | None, headers: Mapping[str, str]) -> bytes:
+        key = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+        request = urllib.request.Request(url, data=body, headers={**headers, **key})
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout_seconds) as answer:
+                received: bytes = answer.read()
+                return received
+        except urllib.error.HTTPError as error:
+            raise StageError(
+                f"{url}: the smoke request got status {error.code}: {error.read()[:2000].decode()}"
+            ) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise StageError(f"{url}: the smoke request failed: {error}") from error
+
+
+def _smoke_text(server: _Server, *, model: str, prompt: str, is_chat: bool) -> SmokeResult:
+    endpoint = "chat/completions" if is_chat else "completions"
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]} if is_chat else {"prompt": prompt}
+    fields = {"model": model, **asked, "max_tokens": SMOKE_TOKENS, "temperature": 0}
     started = time.monotonic()
-    plain = json.loads(_post(url, "completions", fields, timeout_seconds=timeout_seconds))
+    plain = json.loads(server.post(endpoint, fields))
     seconds = time.monotonic() - started
-    text, num_tokens = plain["choices"][0]["text"], plain["usage"]["completion_tokens"]
+    choice, num_tokens = plain["choices"][0], plain["usage"]["completion_tokens"]
+    text = choice["message"]["content"] if is_chat else choice["text"]
     if num_tokens < 1:
-        raise StageError(f"{url}/v1/completions: the smoke request brought no token: {plain}")
-    events = _post(url, "completions", {**fields, "stream": True}, timeout_seconds=timeout_seconds).decode()
+        raise StageError(f"{server.url}/v1/{endpoint}: the smoke request brought no token: {plain}")
+    events = server.post(endpoint, {**fields, "stream": True}).decode()
     streamed = _text_of(events)
     if "data: [DONE]" not in events or streamed != text:
-        raise StageError(
-            f"{url}/v1/completions: the streamed answer {streamed!r} is not the plain one {text!r}",
-        )
-    curl = _curl(url, "completions", {"model": model, "prompt": prompt, "max_tokens": 32})
+        raise StageError(f"{server.url}/v1/{endpoint}: the streamed answer {streamed!r} is not the plain one {text!r}")
+    curl = server.curl(endpoint, {"model": model, **asked, "max_tokens": 32})
     return SmokeResult(shown=text, count=num_tokens, unit="tokens", seconds=seconds, curl=curl)
 
 
-def _smoke_embeddings(url: str, *, model: str, text: str, timeout_seconds: float) -> SmokeResult:
+def _smoke_embeddings(server: _Server, *, model: str, text: str) -> SmokeResult:
     fields = {"model": model, "input": text}
     started = time.monotonic()
-    plain = json.loads(_post(url, "embeddings", fields, timeout_seconds=timeout_seconds))
+    plain = json.loads(server.post("embeddings", fields))
     seconds = time.monotonic() - started
-    packed = json.loads(
-        _post(url, "embeddings", {**fields, "encoding_format": "base64"}, timeout_seconds=timeout_seconds)
-    )
+    packed = json.loads(server.post("embeddings", {**fields, "encoding_format": "base64"}))
     vector = np.asarray(plain["data"][0]["embedding"], np.float32)
     again = np.frombuffer(base64.b64decode(packed["data"][0]["embedding"]), "<f4")
     if not len(vector) or not np.allclose(vector, again, rtol=SMOKE_TOLERANCE, atol=SMOKE_TOLERANCE):
-        raise StageError(f"{url}/v1/embeddings: the numbers {vector[:4]}... are not those in base64 {again[:4]}...")
+        raise StageError(
+            f"{server.url}/v1/embeddings: the numbers {vector[:4]}... are not those in base64 {again[:4]}..."
+        )
     shown = f"{len(vector)} numbers, {', '.join(f'{number:.4f}' for number in vector[:3])}, ..."
     num_tokens = plain["usage"]["prompt_tokens"]
-    curl = _curl(url, "embeddings", fields)
+    curl = server.curl("embeddings", fields)
     return SmokeResult(shown=shown, count=num_tokens, unit="tokens", seconds=seconds, curl=curl)
 
 
-def _smoke_predict(url: str, *, model: str, timeout_seconds: float) -> SmokeResult:
-    card = json.loads(_get(f"{url}/v1/models/{model}", timeout_seconds=timeout_seconds))
+def _smoke_predict(server: _Server, *, model: str) -> SmokeResult:
+    card = json.loads(server.get(f"models/{quote(model)}"))
     rng = np.random.default_rng(0)
     inputs = {
         name: _drawn(rng, (SMOKE_ROWS, *form["shape"][1:]), form["dtype"]) for name, form in card["inputs"].items()
     }
     fields = {"model": model, "inputs": {name: array.tolist() for name, array in inputs.items()}}
     started = time.monotonic()
-    plain = json.loads(_post(url, "predict", fields, timeout_seconds=timeout_seconds))["outputs"]
+    plain = json.loads(server.post("predict", fields))["outputs"]
     seconds = time.monotonic() - started
     file = io.BytesIO()
     named: dict[str, Any] = dict(inputs)
     np.savez(file, **named)
-    answer = _send(url, "predict", file.getvalue(), media_type="application/x-npz", timeout_seconds=timeout_seconds)
+    answer = server.send(f"predict?model={quote(model)}", file.getvalue(), media_type="application/x-npz")
     with np.load(io.BytesIO(answer), allow_pickle=False) as arrays:
         again = {name: arrays[name] for name in arrays.files}
     differing = [
@@ -148,10 +200,12 @@ def _smoke_predict(url: str, *, model: str, timeout_seconds: float) -> SmokeResu
     ]
     if differing or not plain or any(len(rows) != SMOKE_ROWS for rows in plain.values()):
         raise StageError(
-            f"{url}/v1/predict: the answers in JSON and .npz differ in {', '.join(differing) or 'their rows'}"
+            f"{server.url}/v1/predict: the answers in JSON and .npz differ in {', '.join(differing) or 'their rows'}"
         )
     shown = ", ".join(f"{name} {list(np.asarray(rows).shape)}" for name, rows in plain.items())
-    return SmokeResult(shown=shown, count=SMOKE_ROWS, unit="rows", seconds=seconds, curl=_predict_curl(url, card=card))
+    return SmokeResult(
+        shown=shown, count=SMOKE_ROWS, unit="rows", seconds=seconds, curl=_predict_curl(server, card=card)
+    )
 
 
 def _drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -160,24 +214,21 @@ def _drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.n
     return rng.integers(0, 2, shape).astype(dtype)
 
 
-def _predict_curl(url: str, *, card: Mapping[str, Any]) -> str:
+def _predict_curl(server: _Server, *, card: Mapping[str, Any]) -> str:
     """A row of zeros, where it is short enough to read; else the files to send."""
     rows = {name: np.zeros((1, *form["shape"][1:]), form["dtype"]) for name, form in card["inputs"].items()}
     if sum(row.size for row in rows.values()) <= CURL_NUMBERS:
         # 0 is as good as 0.0 to the server, and shorter.
         zeros = {name: (row if row.dtype == bool else row.astype(int)).tolist() for name, row in rows.items()}
-        return _curl(url, "predict", {"inputs": zeros})
-    return f"curl {url}/v1/predict -H 'Content-Type: application/x-npz' --data-binary @inputs.npz -o outputs.npz"
-
-
-def _curl(url: str, endpoint: str, fields: Mapping[str, Any]) -> str:
-    body = shlex.quote(json.dumps(fields, separators=(",", ":") if endpoint == "predict" else None))
-    return f"curl {url}/v1/{endpoint} -H 'Content-Type: application/json' -d {body}"
+        return server.curl("predict", {"inputs": zeros})
+    media_type = "-H 'Content-Type: application/x-npz'"
+    return f"curl {server.url}/v1/predict{server.curl_key} {media_type} --data-binary @inputs.npz -o outputs.npz"
 
 
 def _text_of(events: str) -> str:
     bodies = [line.removeprefix("data: ") for line in events.splitlines() if line.startswith("data: {")]
-    return "".join(choice["text"] for body in bodies for choice in json.loads(body).get("choices", ()))
+    choices = [choice for body in bodies for choice in json.loads(body).get("choices", ())]
+    return "".join(choice["delta"].get("content", "") if "delta" in choice else choice["text"] for choice in choices)
 
 
 def _health(url: str) -> tuple[str, Mapping[str, Any]]:
@@ -187,31 +238,3 @@ def _health(url: str) -> tuple[str, Mapping[str, Any]]:
     except (OSError, http.client.HTTPException, ValueError) as error:
         return f"{type(error).__name__}: {error}", {}
     return str(body), body if isinstance(body, dict) else {}
-
-
-def _post(url: str, endpoint: str, fields: Mapping[str, Any], *, timeout_seconds: float) -> bytes:
-    body = json.dumps(fields).encode()
-    return _send(url, endpoint, body, media_type="application/json", timeout_seconds=timeout_seconds)
-
-
-def _get(url: str, *, timeout_seconds: float) -> bytes:
-    return _answer(urllib.request.Request(url), timeout_seconds=timeout_seconds)
-
-
-def _send(url: str, endpoint: str, body: bytes, *, media_type: str, timeout_seconds: float) -> bytes:
-    headers = {"Content-Type": media_type}
-    request = urllib.request.Request(f"{url}/v1/{endpoint}", data=body, headers=headers)
-    return _answer(request, timeout_seconds=timeout_seconds)
-
-
-def _answer(request: urllib.request.Request, *, timeout_seconds: float) -> bytes:
-    try:
-        with urllib.request.urlopen(request, timeout=timeout_seconds) as answer:
-            body: bytes = answer.read()
-            return body
-    except urllib.error.HTTPError as error:
-        raise StageError(
-            f"{request.full_url}: the smoke request got status {error.code}: {error.read()[:2000].decode()}"
-        ) from error
-    except (OSError, http.client.HTTPException) as error:
-        raise StageError(f"{request.full_url}: the smoke request failed: {error}") from error

@@ -10,28 +10,31 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from pipeline.artifacts.store import open_store
+from pipeline.cluster.isolation import ServingPlan
 from pipeline.errors import ArtifactError, ParameterError
 from pipeline.models.config_file import read_config
 from pipeline.models.decoders.config import DecoderConfig
+from pipeline.models.decoders.partition import MeshSize
 from pipeline.models.decoders.readers import READERS, read_decoder
 from pipeline.serving.api_keys import read_key_digests
+from pipeline.serving.deployment_record import DeploymentEvent, VersionReference, append_event, operator
 from pipeline.serving.memory import memory_need, why_too_big, why_weights_too_big
-from pipeline.serving.ray_serve import (
-    Endpoint,
-    ReplicaResources,
-    deploy,
-    ensure_serving,
-    wait_until_running,
-)
-from pipeline.serving.replica_settings import ReplicaSettings
-from pipeline.serving.smoke import SmokeResult, smoke, wait_for_version
+from pipeline.serving.mesh_check import check_mesh
+from pipeline.serving.ray_serve import Endpoint, ensure_serving
+from pipeline.serving.replica_environment import replica_environment
+from pipeline.serving.replica_settings import ProcessSettings, ReplicaSettings
+from pipeline.stages.deployment import Brought, Watch, bring, process_settings, roll_out_text
 from pipeline.stages.parameters import DeployServeParameters
 from pipeline.stages.protocol import InputArtifact, StageContext, StageResult
+from pipeline.stages.scaling import autoscaling_of, least_replicas, wake
+from pipeline.stages.trial import prove
 
 DEFAULT_HOST = "127.0.0.1"
 PROGRAM_FILE = "program.json"
@@ -39,6 +42,8 @@ PROGRAM_FILE = "program.json"
 _SAID = (
     *("endpoint", "device", "device_reason", "dtype", "dtype_reason", "warm_up_seconds"),
     *("context_tokens", "dimensions", "pooling", "pooling_reason", "max_batch_rows"),
+    *("compile_cache", "compile_cache_usable", "compile_cache_reason", "compile_cache_role"),
+    *("executables_compiled", "executables_from_cache"),
 )
 """What `/health` says and the stage remembers, where the model has it."""
 
@@ -51,49 +56,86 @@ def run(context: StageContext[DeployServeParameters]) -> StageResult:
         ArtifactError: the model directory is damaged, or its tokenizer does not fit.
         ClusterError: the replicas are not ready in time.
         StageError: a replica failed, or the smoke request did not bring an answer.
+        GateError: a canary or shadow trial was lost; what served before serves.
     """
     parameters, model = context.parameters, context.input("model")
     settings = _settings(context, model)
-    resources = ReplicaResources(
-        num_replicas=parameters.replicas, cpus=context.resources.cpus, gpus=context.resources.gpus or 0.0
-    )
     started = time.monotonic()
-    deadline = started + min(parameters.ready_timeout_seconds, context.seconds_left())
-    endpoint = ensure_serving(host=context.environment.get("serve_host", DEFAULT_HOST), port=parameters.port)
-    context.reporter.note(f"deploying {settings.name} (model {model.digest[:12]}) at port {endpoint.port}")
-    endpoint = deploy(settings, endpoint=endpoint, resources=resources)
-    wait_until_running(
-        settings.name,
-        timeout_seconds=deadline - time.monotonic(),
+    watch = Watch(
+        deadline=started + min(parameters.ready_timeout_seconds, context.seconds_left()),
         on_progress=lambda text: context.reporter.progress(time.monotonic() - started, total=None, unit="s", note=text),
+        note=context.reporter.note,
     )
-    health = wait_for_version(
-        endpoint.url, deployment_id=settings.deployment_id, timeout_seconds=deadline - time.monotonic()
-    )
-    ready_seconds = time.monotonic() - started
-    context.reporter.note(f"ready after {ready_seconds:.1f} s on {health['device']} in {health['dtype']}")
-    answer = smoke(
-        endpoint.url,
-        endpoint=str(health["endpoint"]),
-        model=settings.name,
+    endpoint = ensure_serving(host=context.environment.get("serve_host", DEFAULT_HOST), port=parameters.port)
+    application, process = _process(context, settings)
+    watch.note(f"deploying {settings.name} (model {model.digest[:12]}) at port {endpoint.port}")
+    wake(application, at=endpoint, watch=watch)
+    trial_metrics = prove(context, settings, application=application, process=process, at=endpoint, watch=watch)
+    watch = replace(watch, deadline=time.monotonic() + min(parameters.ready_timeout_seconds, context.seconds_left()))
+    brought = bring(
+        settings,
+        application=application,
+        process=process,
+        at=endpoint,
         prompt=parameters.smoke_prompt,
-        timeout_seconds=max(1.0, deadline - time.monotonic()),
+        watch=watch,
     )
-    context.reporter.note(f"smoke request answered in {answer.seconds:.2f} s: {answer.shown!r}")
-    _write(context, settings, endpoint=endpoint, model=model)
+    health, answer = brought.health, brought.answer
+    ready_seconds = brought.roll_out.seconds
+    watch.note(f"ready after {ready_seconds:.1f} s on {health['device']} in {health['dtype']}")
+    if "compile_cache" in health:
+        watch.note(f"compile cache: {health['compile_cache']}; {health['compile_cache_reason']}")
+    event = _event(context, settings, brought=brought, application=application)
+    if "store" in context.environment:
+        append_event(open_store(context.environment["store"]), event)
+    _write(context, settings, endpoint=brought.endpoint, model=model)
     return StageResult(
         metrics={
             "ready_seconds": ready_seconds,
             "smoke_seconds": answer.seconds,
             f"smoke_{answer.unit}": float(answer.count),
+            **trial_metrics,
         },
-        facts=_facts(settings, endpoint=endpoint, health=health, answer=answer),
+        facts=_facts(settings, brought=brought, event=event),
+    )
+
+
+def _process(context: StageContext[DeployServeParameters], settings: ReplicaSettings) -> tuple[str, ProcessSettings]:
+    """The application and its processes; a flow on one GPU may put several deployments into one."""
+    parameters, resources = context.parameters, context.resources
+    application, isolation, gpus, replicas = settings.name, "process", resources.gpus or 0.0, least_replicas(parameters)
+    if "serving_plan" in context.environment:
+        shared = ServingPlan.from_text(context.environment["serving_plan"]).process_of(settings.name)
+        application, gpus, replicas = shared.application, shared.share, shared.replicas
+        isolation = "shared" if shared.is_shared else "process"
+        context.reporter.note(f"isolation {isolation}: {shared.reason}")
+    return application, process_settings(
+        cpus=resources.cpus,
+        gpus=gpus,
+        replicas=replicas,
+        drain_seconds=parameters.drain_timeout_seconds,
+        autoscaling=autoscaling_of(parameters, isolation=isolation),
+        isolation=isolation,
+        environment=replica_environment(
+            device=settings.device,
+            gpus=gpus,
+            state_directory=context.environment.get("state_directory"),
+            cpu_devices=settings.mesh.devices_per_host,
+        ),
     )
 
 
 def _settings(context: StageContext[DeployServeParameters], model: InputArtifact) -> ReplicaSettings:
     parameters = context.parameters
     decoder = _decoder(model)
+    mesh = MeshSize(**parameters.mesh.model_dump())
+    check_mesh(
+        mesh,
+        config=decoder,
+        slots=parameters.slots,
+        gpus=context.resources.gpus or 0.0,
+        dtype=parameters.dtype,
+    )
     context_tokens = parameters.max_context_tokens
     if decoder is None:
         _refuse_too_large(context, model)
@@ -121,6 +163,9 @@ def _settings(context: StageContext[DeployServeParameters], model: InputArtifact
         deterministic=parameters.deterministic,
         device=_device(parameters.device, gpus=context.resources.gpus or 0.0),
         dtype=parameters.dtype,
+        mesh_tensor=mesh.tensor,
+        mesh_data=mesh.data,
+        mesh_hosts=mesh.hosts,
         max_batch_rows=parameters.max_batch_rows,
         batch_wait_seconds=parameters.batch_wait_seconds,
         api_key_digests=_key_digests(context),
@@ -192,13 +237,19 @@ def _refuse_impossible(
 
 
 def _version(context: StageContext[DeployServeParameters], model: InputArtifact) -> str:
+    return str(_registration(context).get("version", model.digest[:12]))
+
+
+def _registration(context: StageContext[DeployServeParameters]) -> Mapping[str, Any]:
+    """What the registering stage wrote; empty where the flow names none."""
     registration = context.inputs.get("registration")
     if registration is None:
-        return model.digest[:12]
+        return {}
     path = registration.path / "registration.json"
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["version"])
-    except (OSError, ValueError, KeyError) as error:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {"version": found["version"], "name": found["name"], "tags": found.get("tags", {})}
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{path}: cannot be read as a registration: {error}") from error
 
 
@@ -218,17 +269,41 @@ def _write(
     path.write_text(json.dumps(deployment, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _facts(
-    settings: ReplicaSettings, *, endpoint: Endpoint, health: Mapping[str, Any], answer: SmokeResult
-) -> dict[str, Any]:
+def _event(
+    context: StageContext[DeployServeParameters], settings: ReplicaSettings, *, brought: Brought, application: str
+) -> DeploymentEvent:
+    registration = _registration(context)
+    before = brought.before
+    tags: Mapping[str, str] = registration.get("tags", {})
+    return DeploymentEvent(
+        name=settings.name,
+        action="deploy",
+        when=time.time(),
+        who=operator(),
+        source=None if before is None else VersionReference(version=before.version, digest=before.digest),
+        target=VersionReference(version=settings.version, digest=settings.digest),
+        how=brought.roll_out.how,
+        seconds=round(brought.roll_out.seconds, 3),
+        gates={name.removeprefix("gate."): value for name, value in tags.items() if name.startswith("gate.")},
+        reason=f"run {context.run_id} of flow {context.flow}",
+        application=application,
+        registered_model=str(registration.get("name", "")),
+        settings=asdict(settings),
+    )
+
+
+def _facts(settings: ReplicaSettings, *, brought: Brought, event: DeploymentEvent) -> dict[str, Any]:
+    health, url = brought.health, brought.endpoint.url
     said = {name: health[name] for name in _SAID if name in health}
     return {
         "name": settings.name,
-        "url": f"{endpoint.url}/v1",
-        "health_url": f"{endpoint.url}/health",
-        "curl": answer.curl,
+        "url": f"{url}/v1",
+        "health_url": f"{url}/health",
+        "curl": brought.answer.curl,
         "model_digest": settings.digest,
         "version": settings.version,
+        "rolled_out": roll_out_text(brought.roll_out),
         **said,
-        "smoke_text": answer.shown,
+        "smoke_text": brought.answer.shown,
+        "deployment_event": event.as_json(),
     }

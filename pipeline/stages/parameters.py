@@ -17,6 +17,7 @@ from pipeline.stages.reference import (
     ExportInput,
     FlaxModelInput,
 )
+from pipeline.stages.traffic_parameters import AutoscalingParameters, CanaryParameters, ShadowParameters
 from pipeline.stages.user_module import FUNCTION_PATTERN
 
 NOT_IDENTITY: dict[str, JsonValue] = {"identity": False}
@@ -254,6 +255,16 @@ class RegisterModelParameters(Parameters):
     alias: str | None = Field("champion", pattern=r"^[A-Za-z][\w-]*$", description="Alias that moves to this version.")
 
 
+class ServeMesh(Parameters):
+    """`mesh` of `deploy.serve`: the devices of one replica."""
+
+    tensor: int = Field(1, ge=1, le=64, description="Devices that hold one copy of the model together.")
+    data: int = Field(1, ge=1, le=64, description="Copies of the model, each with its share of the slots.")
+    hosts: int = Field(
+        1, ge=1, le=64, description="Machines over which the devices are spread, one process on each; as many each."
+    )
+
+
 class DeployServeParameters(Parameters):
     """`deploy.serve`: a Ray Serve deployment of jitted JAX actors.
 
@@ -302,6 +313,10 @@ class DeployServeParameters(Parameters):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="auto is float32 on a CPU and bfloat16 on a GPU, and says why."
     )
+    mesh: ServeMesh = Field(
+        default_factory=ServeMesh,
+        description="Completions: the devices of one replica. On GPUs `resources: {gpus: N}` must be what one host has.",
+    )
     isolation: Literal["auto", "shared", "process"] = Field(
         "auto",
         description="shared serves this model in one process with others, process in one of its own; auto shares where "
@@ -335,6 +350,23 @@ class DeployServeParameters(Parameters):
         ge=0.0,
         le=3600.0,
         description="How long a replica that leaves, or an engine that is replaced, finishes accepted requests.",
+        json_schema_extra=NOT_IDENTITY,
+    )
+    canary: CanaryParameters | None = Field(
+        None,
+        description="Before it takes over, the new version answers a share of the requests beside the one that serves, "
+        "and is taken down where the conditions do not hold.",
+        json_schema_extra=NOT_IDENTITY,
+    )
+    shadow: bool | ShadowParameters = Field(
+        False,
+        description="Before it takes over (and before a canary), the new version gets copies of the requests, and its "
+        "answers are compared.",
+        json_schema_extra=NOT_IDENTITY,
+    )
+    autoscaling: AutoscalingParameters | None = Field(
+        None,
+        description="As many replicas as requests in flight ask for, in place of `replicas`.",
         json_schema_extra=NOT_IDENTITY,
     )
     smoke_prompt: str = Field("def main():\n", description="A request with it must come back before the stage is done.")

@@ -38,15 +38,15 @@ def commit_of(url):
 
 def test_a_live_endpoint_with_the_committed_model_is_live(server):
     url, answer = server
-    answer["body"] = json.dumps({"name": "tiny", "digest": "a" * 64}).encode()
+    answer["body"] = json.dumps({"models": {"tiny": {"digest": "a" * 64}}}).encode()
     assert why_not_live(commit_of(url), {}) is None
 
 
 @pytest.mark.parametrize(
     ("status", "body", "words"),
     [
-        (200, json.dumps({"name": "tiny", "digest": "b" * 64}).encode(), "serves another model"),
-        (200, json.dumps({"name": "other", "digest": "a" * 64}).encode(), "'other', not 'tiny'"),
+        (200, json.dumps({"models": {"tiny": {"digest": "b" * 64}}}).encode(), "serves another model"),
+        (200, json.dumps({"models": {"other": {"digest": "a" * 64}}}).encode(), "'other', not 'tiny'"),
         (503, b"{}", "status 503"),
         (404, b"{}", "status 404"),
         (200, b"<html>", "something else answers"),

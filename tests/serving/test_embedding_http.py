@@ -95,9 +95,9 @@ def settings(directory, **given):
 
 @pytest.fixture(scope="module")
 def replica(directory):
-    made = Replica(settings(directory))
+    made = Replica.of(settings(directory))
     yield made
-    made.engine.stop(drain_seconds=1.0)
+    made.stop()
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_many_clients_get_their_own_vectors_without_a_compile(replica, expected)
     answers = ask(replica, *({"model": "words", "input": text} for text in texts))
     for text, answer in zip(texts, answers, strict=True):
         np.testing.assert_allclose(answer.json()["data"][0]["embedding"], expected(text), atol=TOLERANCE)
-    status = replica.engine.status()
+    status = replica.only.served.engine.status()
     assert (status.num_compiles_while_serving, status.failure) == (0, None)
 
 
@@ -184,15 +184,15 @@ def test_wrong_bodies_are_refused_with_the_reason(replica, fields, status: int, 
 
 
 def test_the_replica_says_how_it_pools(replica) -> None:
-    assert replica.facts["endpoint"] == "embeddings"
-    assert replica.facts["pooling"] == "mean_tokens, normalized"
-    assert (replica.facts["dimensions"], replica.facts["context_tokens"]) == (24, 40)
+    assert replica.only.facts["endpoint"] == "embeddings"
+    assert replica.only.facts["pooling"] == "mean_tokens, normalized"
+    assert (replica.only.facts["dimensions"], replica.only.facts["context_tokens"]) == (24, 40)
     assert ask(replica, {}, path="/v1/completions")[0].status_code == 404
 
 
 def test_a_longer_context_than_the_models_is_refused(directory) -> None:
     with pytest.raises(ParameterError, match="max_context_tokens is 64, but the model was made for 40"):
-        Replica(settings(directory, context=64))
+        Replica.of(settings(directory, context=64))
 
 
 def test_pooling_is_what_the_files_say(tmp_path) -> None:

@@ -86,9 +86,9 @@ def served(tmp_path_factory):
         decode_steps=1,
         max_batch_rows=4,
     )
-    replica = Replica(settings)
+    replica = Replica.of(settings)
     yield module.eval(), TestClient(replica.app), replica
-    replica.engine.stop(drain_seconds=1.0)
+    replica.stop()
 
 
 @pytest.mark.parametrize("num", [1, 4, 7])

@@ -13,7 +13,7 @@ from pipeline.errors import ArtifactError, ClusterError, ParameterError, StageEr
 from pipeline.models.decoders.readers import read_decoder
 from pipeline.serving.device import choose_placement
 from pipeline.serving.memory import memory_need, why_too_big
-from pipeline.serving.ray_serve import own_error, replica_environment, replica_error
+from pipeline.serving.ray_serve import own_error, replica_error
 from pipeline.serving.replica_settings import ReplicaSettings
 from pipeline.serving.stop_tokens import stop_ids_of
 from pipeline.serving.tokenizer_file import read_tokenizer
@@ -81,10 +81,10 @@ def test_a_replica_serves_from_its_directory_and_a_second_start_hits_the_compile
         "import sys, json, time\n"
         "from pipeline.serving.replica import Replica\n"
         "from pipeline.serving.replica_settings import ReplicaSettings\n"
-        "replica = Replica(ReplicaSettings(**json.loads(sys.argv[1])))\n"
-        "print(json.dumps(replica.facts))\n"
+        "replica = Replica.of(ReplicaSettings(**json.loads(sys.argv[1])))\n"
+        "print(json.dumps(replica.only.facts))\n"
         "replica.check_health()\n"
-        "replica.engine.stop(drain_seconds=1)\n"
+        "replica.stop()\n"
     )
     cache = tmp_path / "cache"
     fields = json.dumps(dataclasses.asdict(settings_of(model_directory, compilation_cache=str(cache), slots=1)))
@@ -125,9 +125,3 @@ def test_the_replicas_own_error_comes_first_and_keeps_its_class():
     foreign = replica_error("tiny", "Traceback\nXlaRuntimeError: RESOURCE_EXHAUSTED")
     assert isinstance(foreign, StageError) and str(foreign).startswith("XlaRuntimeError: RESOURCE_EXHAUSTED")
     assert not isinstance(replica_error("tiny", "no traceback here"), ClusterError)
-
-
-def test_a_fraction_of_a_gpu_bounds_jaxs_memory_before_it_is_imported(tmp_path):
-    environment = replica_environment(settings_of(tmp_path), gpus=0.25)
-    assert environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] == environment["XLA_CLIENT_MEM_FRACTION"] == "0.230"
-    assert replica_environment(settings_of(tmp_path), gpus=0.0) == {"JAX_PLATFORMS": "cpu"}

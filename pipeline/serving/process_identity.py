@@ -1,0 +1,24 @@
+"""What makes two processes interchangeable.
+
+Owns the identity of the code that a replica runs. Loads nothing. The one decision: a process that runs other code is
+replaced and never reconfigured, so what answers is always what the deploying side has on disk.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+_PARTS = ("serving", "models", "errors.py")
+
+
+def process_identity(*, cpus: float, gpus: float, environment: Mapping[str, str]) -> str:
+    """16 hexadecimal digits over code, resources and environment variables."""
+    digest = hashlib.sha256(json.dumps([cpus, gpus, dict(environment)], sort_keys=True).encode())
+    for part in _PARTS:
+        place = PACKAGE / part
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0")
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
