@@ -22,6 +22,7 @@ BENCHES: Mapping[str, str] = {
     "train": "pipeline.diagnostics.bench_train:run",
     "trace": "pipeline.diagnostics.bench_trace:run",
     "convert": "pipeline.diagnostics.bench_convert:run",
+    "serve": "pipeline.diagnostics.bench_serve:run",
 }
 BENCH_LOG = "pipeline.tracking.mlflow_bench:log_bench"
 
@@ -74,7 +75,8 @@ def _options(
     refused = [f"--{key.replace('_', '-')}" for key in asked if key not in taken]
     if refused:
         raise UsageError(
-            f"bench {name} has no {', '.join(refused)}", hint="those are options of `pipeline bench trace`"
+            f"bench {name} has no {', '.join(refused)}",
+            hint="see `pipeline bench --help`",
         )
     return {key: value for key, value in {**offered, **asked}.items() if key in taken}
 
@@ -95,14 +97,31 @@ def _print(value: Mapping[str, Any]) -> None:
         table.add_row(
             row["name"],
             row["unit"],
-            number(row["ours"]),
+            "-" if row["ours"] is None else number(row["ours"]),
             row["peer_name"],
-            "not installed" if row["peer"] is None else number(row["peer"]),
+            _missing(row) if row["peer"] is None else number(row["peer"]),
             "-" if row["ratio"] is None else f"{row['ratio']:.3f}",
-            f"{row['bar']:.2f}",
-            "[green]ok[/]" if row["ok"] else "[red]below the bar[/]",
+            "-" if row["bar"] is None else f"{row['bar']:.2f}",
+            "[green]ok[/]"
+            if row["ok"]
+            else "[red]not measured[/]"
+            if row["ratio"] is None
+            else "[red]below the bar[/]",
         )
     console.print(table)
+    for row in value["rows"]:
+        if row["note"]:
+            console.print(f"{row['name']}: {row['note']}", markup=False)
+
+
+def _verdict(row: Mapping[str, Any]) -> str:
+    if row["ratio"] is None:
+        return "[red]not measured[/]"
+    return "[green]ok[/]" if row["ok"] else "[red]below the bar[/]"
+
+
+def _missing(row: Mapping[str, Any]) -> str:
+    return "none" if row["note"] else "not installed"
 
 
 def _details(items: Sequence[Mapping[str, str]]) -> Table:

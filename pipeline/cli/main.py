@@ -28,6 +28,7 @@ VERBS: Mapping[str, str] = {
     "convert": "pipeline.cli.conversion:convert",
     "diff": "pipeline.cli.agreement:diff",
     "parity": "pipeline.cli.agreement:parity",
+    "verify-resume": "pipeline.cli.verify_resume:run",
     "bench": "pipeline.cli.bench:bench",
 }
 
@@ -260,11 +261,46 @@ def parity(
     )
 
 
+@app.command("verify-resume")
+def verify_resume(
+    flow: Flow,
+    stage: Annotated[str, typer.Option(help="The train.fsdp stage; the only one by default.", show_default=False)] = "",
+    steps: Annotated[int, typer.Option(help="Optimizer steps of the experiment.", min=2)] = 10,
+    checkpoint_every: Annotated[int, typer.Option(help="Steps between its checkpoints.", min=1)] = 3,
+    kill_at: Annotated[
+        list[int] | None, typer.Option(help="Kill a rank at this step (from 0); repeatable.", show_default=False)
+    ] = None,
+    every: Annotated[bool, typer.Option("--every", help="Kill once at every step.")] = False,
+    other_workers: Annotated[
+        int | None, typer.Option(help="Go on with so many ranks too; half by default, 0 for none.", min=0)
+    ] = None,
+    param: Params = None,
+    store: StoreOption = None,
+    json: Json = False,
+) -> None:
+    """Kill a training stage and resume it: are losses, rows, parameters, optimizer and RNG bit-equal?"""
+    _call(
+        "verify-resume",
+        flow_path=flow,
+        stage=stage,
+        steps=steps,
+        checkpoint_every=checkpoint_every,
+        kill_at=kill_at or [],
+        every=every,
+        other_workers=other_workers,
+        overrides=param or [],
+        store=store,
+        as_json=json,
+    )
+
+
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="`train`, `trace` or `convert`.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="`train`, `trace`, `convert` or `serve`.", show_default=False)],
     rounds: Annotated[int, typer.Option(help="Interleaved rounds; medians are compared.", min=1)] = 5,
-    only: Annotated[str, typer.Option(help="Comma-separated patterns of models (trace).", show_default=False)] = "",
+    only: Annotated[
+        str, typer.Option(help="Comma-separated patterns of models (trace) or rows (serve).", show_default=False)
+    ] = "",
     jobs: Annotated[int | None, typer.Option(help="Models at a time (trace); 1 by default.", min=1)] = None,
     update_docs: Annotated[bool, typer.Option("--update-docs", help="Write docs/trace-coverage.md (trace).")] = False,
     store: StoreOption = None,

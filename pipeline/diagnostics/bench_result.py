@@ -14,26 +14,32 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchRow:
-    """One comparison; larger is better."""
+    """One comparison."""
 
     name: str
     unit: str
-    ours: float
+    ours: float | None
+    """None where it could not be measured."""
     peer_name: str
     peer: float | None
-    """None where the peer is not installed."""
-    bar: float
-    """Least ratio of ours to the peer."""
+    """None where the peer is not installed or could not be measured."""
+    bar: float | None
+    """Least ratio; None where the row is for information."""
+    is_smaller_better: bool = False
+    note: str = ""
+    """Why a figure is missing."""
 
     @property
     def ratio(self) -> float | None:
-        """Ours over the peer."""
-        return None if self.peer is None else self.ours / self.peer
+        """How many times as good as the peer: ours over the peer, or the peer over ours where smaller is better."""
+        if self.ours is None or self.peer is None:
+            return None
+        return self.peer / self.ours if self.is_smaller_better else self.ours / self.peer
 
     @property
     def ok(self) -> bool:
-        """True where the ratio reaches the bar."""
-        return self.ratio is not None and self.ratio >= self.bar
+        """True where the ratio was measured and reaches the bar."""
+        return self.ratio is not None and (self.bar is None or self.ratio >= self.bar)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +52,7 @@ class BenchResult:
     """What the rows were counted from, one mapping of the same keys each; shown as a table of its own."""
 
     def to_json(self) -> dict[str, Any]:
-        """`{"machine": ..., "rows": [{"name", "unit", "ours", "peer_name", "peer", "ratio", "bar", "ok"}]}`."""
+        """`{"machine": ..., "rows": [{"name", "unit", "ours", "peer_name", "peer", "ratio", "bar", "ok", "note"}]}`."""
         value: dict[str, Any] = {
             "machine": dict(self.machine),
             "rows": [
@@ -59,6 +65,7 @@ class BenchResult:
                     "ratio": row.ratio,
                     "bar": row.bar,
                     "ok": row.ok,
+                    "note": row.note,
                 }
                 for row in self.rows
             ],
