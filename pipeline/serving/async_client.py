@@ -7,14 +7,14 @@ many requests the step moved, and one item for a stream, however many of its req
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from pipeline.serving.engine import Engine
+from pipeline.serving.engine_group import TextEngine
 from pipeline.serving.request import Chunk, Request
 
 
 class AsyncClient:
     """Streams chunks of requests to coroutines of the running event loop."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: TextEngine) -> None:
         self._engine = engine
         self._loop = asyncio.get_running_loop()
         self._queues: dict[str, asyncio.Queue[Sequence[Chunk]]] = {}

@@ -44,6 +44,32 @@ class WarmUp(Protocol):
         ...
 
 
+class ServingEngine(Protocol):
+    """What a replica and its health checks need of an engine, of whatever kind or number."""
+
+    @property
+    def metrics(self) -> Metrics:
+        """What it counts."""
+        ...
+
+    @property
+    def warm_up_seconds(self) -> float:
+        """How long it compiled."""
+        ...
+
+    def start(self, *, timeout_seconds: float | None = None) -> None:
+        """See `EngineThread.start`."""
+        ...
+
+    def stop(self, *, drain_seconds: float) -> None:
+        """See `EngineThread.stop`."""
+        ...
+
+    def status(self) -> EngineStatus:
+        """See `EngineThread.status`."""
+        ...
+
+
 class EngineThread(ABC):
     """What the engine and the micro-batcher have in common."""
 

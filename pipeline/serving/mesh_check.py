@@ -9,13 +9,13 @@ from pipeline.models.decoders.config import DecoderConfig
 from pipeline.models.decoders.partition import MeshSize, why_not
 
 
-def check_mesh(mesh: MeshSize, *, config: DecoderConfig | None, slots: int, gpus: float, dtype: str) -> None:
+def check_mesh(mesh: MeshSize, *, config: DecoderConfig | None, slots: int | None, gpus: float, dtype: str) -> None:
     """Hold a mesh against model, slots, GPUs and dtype.
 
     Args:
         mesh: of each replica.
         config: of the decoder; None where the model is something else.
-        slots: of each replica.
+        slots: of each replica; None where they will be as many as fit.
         gpus: of each process; 0 where jax runs on a CPU, which has as many devices as it is told to.
         dtype: as asked for.
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pipeline.serving.access import Access, Meter
-from pipeline.serving.engine_thread import EngineThread
+from pipeline.serving.engine_thread import ServingEngine
 from pipeline.serving.json_body import Rejected, shown
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.traffic_split import Traffic
@@ -47,7 +47,7 @@ class Surface(Protocol):
     """A model as clients see it."""
 
     @property
-    def engine(self) -> EngineThread:
+    def engine(self) -> ServingEngine:
         """Where the work is done."""
         ...
 

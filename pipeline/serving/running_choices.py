@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from pipeline.serving import request as engine_request
 from pipeline.serving.async_client import AsyncClient
-from pipeline.serving.engine import Engine
+from pipeline.serving.engine_group import TextEngine
 from pipeline.serving.engine_thread import EngineUnavailable
 from pipeline.serving.http_routes import unavailable
 from pipeline.serving.json_body import Rejected
@@ -83,7 +83,7 @@ class RunningChoices:
             self._admission.settle(num_prompt + self.num_generated)
 
 
-def check_ready(engine: Engine) -> None:
+def check_ready(engine: TextEngine) -> None:
     """Before anything starts.
 
     Raises:

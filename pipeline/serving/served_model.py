@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from pipeline.models.description import ModelDescription
 from pipeline.serving.device import Placement
-from pipeline.serving.engine_thread import EngineThread
+from pipeline.serving.engine_thread import ServingEngine
 from pipeline.serving.http_routes import make_application
 from pipeline.serving.model_registry import ModelRegistry, Surface
 from pipeline.serving.replica_settings import ReplicaSettings
@@ -37,7 +37,7 @@ class LoadedModel:
 class ServedModel:
     """Compiled, with its thread running."""
 
-    engine: EngineThread
+    engine: ServingEngine
     endpoint: str
     """What it answers: `completions`, `embeddings` or `predict`."""
     facts: Mapping[str, Any]

@@ -13,7 +13,7 @@ from pipeline.serving.async_client import AsyncClient
 from pipeline.serving.chat_template import ChatTemplate
 from pipeline.serving.completion_request import Encoder
 from pipeline.serving.detokenizer import Decoder
-from pipeline.serving.engine import Engine
+from pipeline.serving.engine_group import TextEngine
 from pipeline.serving.json_body import Rejected
 from pipeline.serving.model_registry import Handler
 from pipeline.serving.request import Grammar
@@ -25,7 +25,7 @@ from pipeline.serving.sampling_fields import ServedModel
 class TextSurface:
     """A model that completes text, as clients see it."""
 
-    engine: Engine
+    engine: TextEngine
     encoder: Encoder
     decoder: Decoder
     model: ServedModel

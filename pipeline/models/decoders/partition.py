@@ -97,7 +97,7 @@ def allowed_tensor_sizes(config: DecoderConfig, *, largest: int = 64) -> tuple[i
     return tuple(size for size in range(1, largest + 1) if not _undivided(config, size))
 
 
-def why_not(config: DecoderConfig, mesh: MeshSize, *, slots: int) -> list[str]:
+def why_not(config: DecoderConfig, mesh: MeshSize, *, slots: int | None) -> list[str]:
     """All that keeps a model from being served on a mesh, in words; empty where nothing does."""
     complaints = []
     undivided = _undivided(config, mesh.tensor)
@@ -107,7 +107,7 @@ def why_not(config: DecoderConfig, mesh: MeshSize, *, slots: int) -> list[str]:
             f"mesh.tensor is {mesh.tensor}, which does not divide {', '.join(undivided)} of this {config.family}; "
             f"allowed: {allowed}"
         )
-    if slots % mesh.data:
+    if slots is not None and slots % mesh.data:
         complaints.append(
             f"mesh.data is {mesh.data}, which does not divide the {slots} slots; use slots: "
             f"{max(1, slots // mesh.data) * mesh.data}"
