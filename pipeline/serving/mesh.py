@@ -66,6 +66,11 @@ class ServingMesh:
         return len(self.devices)
 
     @property
+    def own_device(self) -> Any:
+        """The first that this process holds."""
+        return next(device for device in self.devices if device.process_index == jax.process_index())
+
+    @property
     def platform(self) -> str:
         """`cpu`, `gpu`, ..."""
         return str(self.devices[0].platform)

@@ -16,6 +16,7 @@ from pipeline.models.description import ModelDescription
 from pipeline.serving.device import Placement
 from pipeline.serving.engine_thread import ServingEngine
 from pipeline.serving.http_routes import make_application
+from pipeline.serving.mesh import ServingMesh
 from pipeline.serving.model_registry import ModelRegistry, Surface
 from pipeline.serving.replica_settings import ReplicaSettings
 
@@ -31,6 +32,10 @@ class LoadedModel:
     device: Any
     """Of jax."""
     placement: Placement
+    meshes: tuple[ServingMesh, ...]
+    """Of each copy of the model; `module` lies on the first."""
+    load: Callable[[ServingMesh], nnx.Module]
+    """Reads one more copy; raises `ArtifactError`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,25 @@ from pipeline.models.decoders.partition import MeshSize
 from pipeline.models.registry import describe_config
 from pipeline.serving.mesh import ServingMesh
 
-TRIAL = Path(__file__).with_name("mesh_trial.py")
+HERE = Path(__file__).parent
 LOGIT_TOLERANCE = 1e-5
 """Largest difference measured: 3e-6 at logits of 15; sums over heads are taken in another order."""
+
+
+def in_four_devices(script):
+    """The last line that a script prints in a process with four CPU devices."""
+    # Machine code of level 0 is made in half the time.
+    flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+    done = subprocess.run(
+        [sys.executable, str(HERE / script)],
+        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()[-1]
 
 
 @pytest.fixture(scope="session")
@@ -29,18 +45,7 @@ def trials(tmp_path_factory):
     with (shared / "mesh_trials.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not found.exists():
-            # Machine code of level 0 is made in half the time.
-            flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
-            done = subprocess.run(
-                [sys.executable, str(TRIAL)],
-                env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-                capture_output=True,
-                text=True,
-                timeout=240,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr[-3000:]
-            found.write_text(done.stdout.splitlines()[-1])
+            found.write_text(in_four_devices("mesh_trial.py"))
     return json.loads(found.read_text())
 
 
@@ -96,3 +101,15 @@ def test_only_a_decoder_is_divided():
     assert ServingMesh.of(device).layout(describe_config(config)) is None
     with pytest.raises(ParameterError, match="only decoders of a family are divided"):
         ServingMesh.of(device, device).layout(describe_config(config))
+
+
+@pytest.mark.slow
+def test_a_replica_of_two_copies_on_two_devices_each_answers_as_one_on_one_device():
+    found = json.loads(in_four_devices("mesh_replica_trial.py"))
+    plain, mesh = found["plain"], found["mesh"]
+    assert mesh["first"] == plain["first"] and mesh["second"] == plain["second"] != plain["first"]
+    assert mesh["health"]["mesh"] == {"tensor": 2, "data": 2, "hosts": 1}
+    # The second version's parameters entered the running engines.
+    assert mesh["after"]["swap_seconds"] > 0 and mesh["after"]["start_seconds"] == mesh["health"]["start_seconds"]
+    assert mesh["after"]["compiles_while_serving"] == 0
+    assert 'generation_tokens_total{model_name="tiny"} 48' in mesh["metrics"]

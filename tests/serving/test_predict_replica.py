@@ -126,6 +126,8 @@ def test_kinds_that_are_not_served_are_refused_with_those_that_are(tmp_path, kin
         module=None,
         device=None,
         placement=None,
+        meshes=(),
+        load=None,
     )
     with pytest.raises(ParameterError, match=rf"a {kind.value} model \(some\) is not served") as caught:
         serve(loaded)

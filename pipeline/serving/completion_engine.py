@@ -1,0 +1,57 @@
+"""From a loaded decoder to executors and the engine, or engines, over them.
+
+Owns how a mesh becomes executors: one for each copy of the model, with its share of the slots. Knows nothing of text or
+HTTP.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import jax
+
+from pipeline.models.decoders.model import Decoder as DecoderModel
+from pipeline.serving.buckets import Buckets
+from pipeline.serving.detokenizer import Decoder
+from pipeline.serving.engine import Engine
+from pipeline.serving.engine_group import EngineGroup, shared_metrics
+from pipeline.serving.executor import ModelExecutor
+from pipeline.serving.metrics import Metrics
+from pipeline.serving.scheduler import Limits
+from pipeline.serving.served_model import LoadedModel
+
+
+def make_executors(loaded: LoadedModel, *, limits: Limits) -> list[ModelExecutor]:
+    """One for each copy of the model; the copies after the first are read now.
+
+    Raises:
+        ArtifactError: the model directory is damaged.
+    """
+    limits = replace(limits, slots=limits.slots // len(loaded.meshes))
+    buckets = Buckets.for_limits(
+        slots=limits.slots,
+        context=limits.context,
+        chunk_tokens=limits.chunk_tokens,
+        copies_prefixes=limits.prefix_granularity > 0,
+        is_deterministic=limits.is_deterministic,
+    )
+    made = []
+    for index, mesh in enumerate(loaded.meshes):
+        with jax.default_device(mesh.own_device):
+            module = loaded.module if index == 0 else loaded.load(mesh)
+            assert isinstance(module, DecoderModel)
+            made.append(
+                ModelExecutor(module, limits=limits, buckets=buckets, mesh=mesh, dtype=loaded.placement.compute_dtype)
+            )
+    return made
+
+
+def make_engine(executors: Sequence[ModelExecutor], *, decoder: Decoder, metrics: Metrics) -> Engine | EngineGroup:
+    """The engine over one executor, or the engines over several, not yet started."""
+    if len(executors) == 1:
+        return Engine(executors[0], decoder=decoder, limits=executors[0].limits, metrics=metrics)
+    parts = shared_metrics(metrics, size=len(executors))
+    engines = [
+        Engine(executor, decoder=decoder, limits=executor.limits, metrics=own)
+        for executor, own in zip(executors, parts, strict=True)
+    ]
+    return EngineGroup(engines, metrics=metrics)
