@@ -84,8 +84,11 @@ def parse_chat(
     length_name, max_tokens = _max_tokens(reader, context=model.context)
     logprobs = _logprobs(reader, model=model)
     constraint = read_constraint(reader)
-    if constraint is not None and tools:
-        reader.complain(constraint.field, "would keep the model from calling a tool; leave out one of the two")
+    if constraint is not None and tools and constraint.field == "response_format":
+        reader.complain(
+            "response_format",
+            "would keep the model from calling a tool; leave out one of the two, or use regex or grammar",
+        )
     variables = _variables(reader)
     refuse_unless_neutral(reader, _NOT_COMPUTED)
     reader.refuse_unknown((*_READ, *_NOT_COMPUTED, *IGNORED))

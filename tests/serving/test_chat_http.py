@@ -23,9 +23,7 @@ ASKED = {"model": "tiny", "messages": [{"role": "user", "content": "def main"}],
 def surface(engine, tokenizer):
     model = ServedModel(name="tiny", context=160, num_tokens=320, stop_ids=())
     template = ChatTemplate.of({"default": TEMPLATE}, special_tokens={}, where="test")
-    return make_surface(
-        engine=engine, encoder=tokenizer, decoder=tokenizer, model=model, facts={}, template=template
-    )
+    return make_surface(engine=engine, encoder=tokenizer, decoder=tokenizer, model=model, facts={}, template=template)
 
 
 def post(surface, fields, path="/v1/chat/completions"):
