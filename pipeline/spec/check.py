@@ -190,9 +190,10 @@ class _Reader:
             return self._scalar_of(node, choices=scalars, path=path)
         wanted = list if isinstance(node, ListNode) else dict
         for member in members:
-            if get_origin(member) is wanted:
+            is_model = isinstance(member, type) and issubclass(member, BaseModel)
+            if get_origin(member) is wanted or (is_model and wanted is dict):
                 return self.read(node, annotation=member, path=path)
-        words = " or ".join(TYPE_WORDS.get(member, "a list") for member in members)
+        words = " or ".join(_kind_words(member) for member in members)
         return self._wrong(node, wanted=words, path=path)
 
     def _literal(self, node: Node, *, choices: tuple[Any, ...], path: str) -> Any:
@@ -322,6 +323,12 @@ class _Reader:
         return self._problem(
             "wrong-type", f"found {_describe(node)}", path=path, position=node.position, allowed=(wanted,), hint=hint
         )
+
+
+def _kind_words(member: Any) -> str:
+    if isinstance(member, type) and issubclass(member, BaseModel):
+        return f"a mapping with {_some(tuple(member.model_fields))}"
+    return TYPE_WORDS.get(member, "a list")
 
 
 def _is_nothing(node: Node) -> bool:

@@ -38,6 +38,7 @@ class Model(BaseModel):
     items: list[int] = Field(default_factory=list)
     table: dict[str, bool | int | float | str | list[int]] = Field(default_factory=dict)
     inner: Inner = Inner()
+    switch: bool | Inner = False
     source: Annotated[Reference, BeforeValidator(parse_reference)] | None = None
 
 
@@ -84,6 +85,13 @@ def test_the_type_of_the_field_decides():
     made = value("count: 0x10\nrate: 1e-5\nflag: true\nname: 007\nfree: yes\nlimit: 3\nitems: [1, 2]\n")
     assert (made.count, made.rate, made.flag, made.name, made.free, made.limit) == (16, 1e-5, True, "007", "yes", 3)
     assert made.items == [1, 2]
+
+
+def test_a_switch_may_be_given_with_its_settings():
+    assert value("switch: true").switch is True
+    assert value("switch: {depth: 3}").switch == Inner(depth=3)
+    assert problem("switch: {depth: 0}").path == "with.switch.depth"
+    assert problem("switch: [1]").allowed == ("true or false or a mapping with the keys depth",)
 
 
 @pytest.mark.parametrize("text", ["1.0", "1e-5", "null.", "12:30", "2024-01-01", "0x1F", "TRUE"])
