@@ -194,6 +194,9 @@ def _annotation(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
         return f"list of ({_annotation(arguments[0])})"
     if origin is dict:
         return f"names to ({_annotation(arguments[1])})"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        inner = (f"`{name}`: {_annotation(field.annotation)}" for name, field in annotation.model_fields.items())
+        return f"names of ({', '.join(inner)})"
     return {str: "text", int: "integer", float: "number", bool: "true or false"}[annotation]
 
 

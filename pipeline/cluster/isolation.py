@@ -58,6 +58,11 @@ class ServingPlan:
         """The process in which the deployment `name` is served."""
         return next(one for one in self.processes if name in one.deployments)
 
+    def part_of(self, name: str) -> float:
+        """The deployment's part of its process's memory: its share over the shares of all that are in it."""
+        shares = {ask.name: ask.share for ask in self.asks if ask.name in self.process_of(name).deployments}
+        return shares[name] / total if (total := sum(shares.values())) else 1.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingProcess:

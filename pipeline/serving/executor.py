@@ -35,6 +35,7 @@ from pipeline.serving.step_arguments import (
     prefill_arguments,
 )
 from pipeline.serving.step_functions import StepFunctions, copied_prefix
+from pipeline.serving.temporaries import temporary_bytes
 from pipeline.serving.token_choice import ChoiceRows, choose
 from pipeline.serving.token_rules import Chosen, Ranks, TokenRules
 
@@ -75,6 +76,11 @@ class ModelExecutor:
     def is_warm(self) -> bool:
         """True once every executable is compiled."""
         return len(self._table) == self.buckets.num_executables
+
+    @property
+    def temporary_bytes(self) -> int:
+        """The most that one of the executables takes beside parameters and cache."""
+        return max((temporary_bytes(compiled) for compiled in self._table.values()), default=0)
 
     def warm_up(self, *, on_progress: Callable[[int, int], None] | None = None) -> float:
         """Compile every bucket, smallest first, and run each once; returns seconds.

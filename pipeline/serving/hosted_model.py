@@ -18,8 +18,9 @@ import jax
 import psutil
 
 from pipeline.errors import ParameterError
-from pipeline.models.checkpoint import PARAMETERS_DIRECTORY, load_model
+from pipeline.models.checkpoint import PARAMETERS_DIRECTORY
 from pipeline.serving.device import Placement
+from pipeline.serving.loading_plan import load_as
 from pipeline.serving.memory import why_weights_too_big
 from pipeline.serving.replica_settings import ReplicaSettings, same_executables
 from pipeline.serving.served_model import ServedModel
@@ -109,7 +110,7 @@ class HostedModel:
         check_memory(directory)
         # In host memory, whatever the device: the old ones lie on it until the moment of the exchange.
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            leaves = self.served.leaves_of(load_model(directory, dtype=self._placement.dtype))
+            leaves = self.served.leaves_of(load_as(self._placement, directory))
         return Parameters(settings=settings, leaves=leaves, seconds=time.monotonic() - started)
 
     def swap(self, parameters: Parameters) -> float:

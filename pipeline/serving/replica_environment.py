@@ -12,6 +12,7 @@ import sys
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.cluster.ledger import grant_of
 from pipeline.errors import ParameterError
@@ -44,6 +45,16 @@ class ProcessShare:
     """The arithmetic of its memory."""
     warnings: tuple[str, ...] = ()
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For `/health`."""
+        if self.share <= 0:
+            return {}
+        return {"gpus": self.share, "share_reason": self.memory_reason, "share_warnings": list(self.warnings)}
+
+
+NO_SHARE = ProcessShare(share=0.0)
+
 
 def replica_environment(
     *, device: str, gpus: float, state_directory: str | None, cpu_devices: int = 1
@@ -56,11 +67,11 @@ def replica_environment(
         state_directory: where what was measured of devices is kept.
         cpu_devices: as how many devices jax shows the processor where there is no GPU.
     """
+    known = {} if state_directory is None else {STATE: state_directory}
     if gpus <= 0:
         shown = {} if cpu_devices == 1 else {"XLA_FLAGS": f"{CPU_DEVICES_FLAG}={cpu_devices}"}
-        return {"JAX_PLATFORMS": "cpu", **shown} if device != "cuda" else shown
-    made = {SHARE: f"{gpus:g}"}
-    return made if state_directory is None else {**made, STATE: state_directory}
+        return {**known, "JAX_PLATFORMS": "cpu", **shown} if device != "cuda" else {**known, **shown}
+    return {**known, SHARE: f"{gpus:g}"}
 
 
 def settle(environment: MutableMapping[str, str] = os.environ) -> ProcessShare:
@@ -72,7 +83,7 @@ def settle(environment: MutableMapping[str, str] = os.environ) -> ProcessShare:
     """
     share = float(environment.get(SHARE, "0"))
     if share <= 0:
-        return ProcessShare(share=0.0)
+        return NO_SHARE
     if "jax" in sys.modules:
         raise RuntimeError("jax was loaded before the process's share of its device was set")
     visible = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"

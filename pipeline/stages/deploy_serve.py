@@ -24,6 +24,7 @@ from pipeline.models.decoders.config import DecoderConfig
 from pipeline.models.decoders.partition import MeshSize
 from pipeline.models.decoders.readers import READERS, read_decoder
 from pipeline.serving.api_keys import read_key_digests
+from pipeline.serving.cache_budget import SHORTEST_CONTEXT
 from pipeline.serving.deployment_record import DeploymentEvent, VersionReference, append_event, operator
 from pipeline.serving.memory import memory_need, why_too_big, why_weights_too_big
 from pipeline.serving.mesh_check import check_mesh
@@ -41,6 +42,7 @@ PROGRAM_FILE = "program.json"
 """Of a traced model."""
 _SAID = (
     *("endpoint", "device", "device_reason", "dtype", "dtype_reason", "warm_up_seconds"),
+    *("estimated_per_second", "estimate_reason", "slots", "memory_reason", "gpus", "share_reason"),
     *("context_tokens", "dimensions", "pooling", "pooling_reason", "max_batch_rows"),
     *("compile_cache", "compile_cache_usable", "compile_cache_reason", "compile_cache_role"),
     *("executables_compiled", "executables_from_cache"),
@@ -85,6 +87,8 @@ def run(context: StageContext[DeployServeParameters]) -> StageResult:
     watch.note(f"ready after {ready_seconds:.1f} s on {health['device']} in {health['dtype']}")
     if "compile_cache" in health:
         watch.note(f"compile cache: {health['compile_cache']}; {health['compile_cache_reason']}")
+    for warning in (*health.get("warnings", ()), *health.get("share_warnings", ())):
+        watch.note(f"warning: {warning}")
     event = _event(context, settings, brought=brought, application=application)
     if "store" in context.environment:
         append_event(open_store(context.environment["store"]), event)
@@ -132,7 +136,7 @@ def _settings(context: StageContext[DeployServeParameters], model: InputArtifact
     check_mesh(
         mesh,
         config=decoder,
-        slots=parameters.slots,
+        slots=parameters.slots or mesh.data,
         gpus=context.resources.gpus or 0.0,
         dtype=parameters.dtype,
     )
@@ -140,14 +144,13 @@ def _settings(context: StageContext[DeployServeParameters], model: InputArtifact
     if decoder is None:
         _refuse_too_large(context, model)
     else:
-        context_tokens = context_tokens or decoder.longest_context
-        if context_tokens > decoder.longest_context:
+        if context_tokens is not None and context_tokens > decoder.longest_context:
             raise ParameterError(
                 f"max_context_tokens is {context_tokens}, but the model can be served with {decoder.longest_context} "
                 "positions",
                 hint=f"use at most {decoder.longest_context}, or leave it out",
             )
-        _refuse_impossible(context, decoder, context_tokens=context_tokens)
+        _refuse_impossible(context, decoder)
     state = context.environment.get("state_directory")
     return ReplicaSettings(
         name=parameters.name,
@@ -163,6 +166,8 @@ def _settings(context: StageContext[DeployServeParameters], model: InputArtifact
         deterministic=parameters.deterministic,
         device=_device(parameters.device, gpus=context.resources.gpus or 0.0),
         dtype=parameters.dtype,
+        min_tokens_per_second=parameters.min_tokens_per_second,
+        memory_part=_memory_part(context),
         mesh_tensor=mesh.tensor,
         mesh_data=mesh.data,
         mesh_hosts=mesh.hosts,
@@ -175,6 +180,12 @@ def _settings(context: StageContext[DeployServeParameters], model: InputArtifact
         dimensions=parameters.dimensions,
         compilation_cache=None if state is None else str(Path(state).resolve() / "jax-cache"),
     )
+
+
+def _memory_part(context: StageContext[DeployServeParameters]) -> float:
+    """Of its process's memory, where the process serves several deployments of the flow."""
+    text = context.environment.get("serving_plan")
+    return 1.0 if text is None else ServingPlan.from_text(text).part_of(context.parameters.name)
 
 
 def _key_digests(context: StageContext[DeployServeParameters]) -> tuple[str, ...]:
@@ -216,20 +227,23 @@ def _device(device: str, *, gpus: float) -> str:
     return "cpu" if device == "auto" and gpus <= 0 else device
 
 
-def _refuse_impossible(
-    context: StageContext[DeployServeParameters], config: DecoderConfig, *, context_tokens: int
-) -> None:
-    """On a CPU, where memory can be seen from here; a GPU replica judges its own device."""
+def _refuse_impossible(context: StageContext[DeployServeParameters], config: DecoderConfig) -> None:
+    """On a CPU, where memory can be seen from here; a GPU replica judges its own device.
+
+    What the flow leaves open is judged at its least; the replica makes it as large as fits.
+    """
     if context.resources.gpus:
         return
     parameters = context.parameters
     dtype = "float32" if parameters.dtype == "auto" else parameters.dtype
-    need = memory_need(config, dtype=dtype, slots=parameters.slots, context=context_tokens, device="cpu")
+    slots = parameters.slots or 1
+    context_tokens = parameters.max_context_tokens or min(SHORTEST_CONTEXT, config.longest_context)
+    need = memory_need(config, dtype=dtype, slots=slots, context=context_tokens, device="cpu")
     reason = why_too_big(
         need,
         available=psutil.virtual_memory().available,
         replicas=parameters.replicas,
-        slots=parameters.slots,
+        slots=slots,
         context=context_tokens,
     )
     if reason is not None:

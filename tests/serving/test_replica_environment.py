@@ -84,6 +84,12 @@ def test_a_cpu_process_has_no_share_and_is_held_to_the_cpu():
     assert settle(environment).share == 0 and environment == {}
 
 
+def test_a_mesh_on_a_processor_is_shown_as_so_many_devices():
+    made = replica_environment(device="auto", gpus=0, state_directory=None, cpu_devices=4)
+    assert made == {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    assert "XLA_FLAGS" not in replica_environment(device="auto", gpus=4, state_directory=None, cpu_devices=4)
+
+
 def test_a_device_that_nobody_knows_still_gets_a_fraction_and_says_so(driver, without_jax):
     environment = {"PIPELINE_GPU_SHARE": "0.5", "CUDA_VISIBLE_DEVICES": "7"}
     share = settle(environment)
