@@ -65,12 +65,13 @@ class Admission:
     """`x-ratelimit-*` of the answer."""
     _give_back: Callable[[int], None]
     _num_taken: int
+    _is_settled: bool = False
 
     def settle(self, num_used: int) -> None:
         """Give back the tokens that were taken and not used; only the first call counts."""
-        unused, self._num_taken = self._num_taken - num_used, num_used
-        if unused:
-            self._give_back(unused)
+        if not self._is_settled:
+            self._is_settled = True
+            self._give_back(self._num_taken - num_used)
 
 
 class RateLimits:

@@ -4,19 +4,15 @@ import json
 import re
 
 import jsonschema
-import numpy as np
 import openai
 import pytest
 from loopback import listening
+from text_lengths import served_lengths
 
 from pipeline.serving.access import Access
 from pipeline.serving.api_keys import digest_of
 from pipeline.serving.chat_template import ChatTemplate
-from pipeline.serving.embedding_http import EMBEDDING, EmbeddingSurface
-from pipeline.serving.embedding_request import EmbeddingModel
 from pipeline.serving.http import make_app, make_surface
-from pipeline.serving.metrics import Metrics
-from pipeline.serving.micro_batcher import BatchLimits, MicroBatcher
 from pipeline.serving.rate_limits import RateLimits, Rates
 from pipeline.serving.sampling_fields import ServedModel
 from pipeline.serving.smoke import smoke
@@ -32,21 +28,6 @@ TOOL = {
     "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
 }
 MESSAGES = [{"role": "user", "content": "def main"}]
-
-
-class Lengths:
-    """Rows of text to their length in two numbers; an executor of a micro-batcher without a model."""
-
-    num_executables = 1
-
-    def warm_up(self, *, on_progress=None):
-        return 0.0
-
-    def bucket(self, length):
-        return 64
-
-    def run(self, rows):
-        return [{EMBEDDING: np.asarray([len(row.inputs["input_ids"]), 1.0], np.float32)} for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -172,17 +153,7 @@ def test_tool_calls_are_read_out_of_the_text(client, text, content):
 
 
 def test_embeddings_of_another_model_of_the_same_process(surface, tokenizer):
-    batcher = MicroBatcher(
-        Lengths(), limits=BatchLimits(max_batch_rows=8, wait_seconds=0.0), metrics=Metrics(model="e")
-    )
-    batcher.start(timeout_seconds=30)
-    embedder = EmbeddingSurface(
-        engine=batcher,
-        encoder=tokenizer,
-        model=EmbeddingModel(name="lengths", max_tokens=40, num_tokens=320, size=2),
-        facts={},
-    )
-    with listening(make_app(surface, embedder)) as url:
+    with served_lengths(encoder=tokenizer) as embedder, listening(make_app(surface, embedder)) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=30)
         assert {model.id for model in client.models.list()} == {"tiny", "lengths"}
         found = client.embeddings.create(model="lengths", input=["def main", "it"])
