@@ -10,7 +10,7 @@ from pipeline.stages.model_identity import digests
 from pipeline.stages.parameters import TrainFsdpParameters
 
 FLOWS = Path(__file__).resolve().parents[2] / "flows"
-NEEDED = {"embeddings.yaml": ("source=somewhere",)}
+NEEDED = {"embeddings.yaml": ("source=somewhere",), "canary.yaml": ("source=somewhere",)}
 """Parameters without a default."""
 
 
@@ -19,6 +19,12 @@ def test_a_shipped_flow_ends_in_a_deployment(path: Path) -> None:
     flow = open_flow(path, overrides=NEEDED.get(path.name, ()))
     assert flow.spec.name == path.stem
     assert flow.stages[-1].kind.name == "deploy.serve"
+
+
+def test_a_canary_is_held_after_its_shadow_with_the_share_that_is_asked_for() -> None:
+    given = open_flow(FLOWS / "canary.yaml", overrides=("source=somewhere", "percent=25")).stages[-1].parameters
+    assert given.canary.percent == 25.0
+    assert given.shadow.rules.min_requests == 50
 
 
 def test_a_module_of_the_users_own_is_identified_by_its_source_and_its_factory(tmp_path: Path) -> None:
