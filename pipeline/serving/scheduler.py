@@ -39,7 +39,7 @@ class Limits:
         return self.chunk_tokens if self.prefix_granularity and self.is_deterministic else self.prefix_granularity
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True, eq=False)
 class Running:
     """A request in a slot or in the queue."""
 

@@ -9,7 +9,6 @@ import pytest
 from flax import nnx
 from tiny_llama import LIMITS, WAIT_SECONDS, Reader, eventually, greedy, prompt_of
 
-from pipeline.serving.buckets import Buckets
 from pipeline.serving.engine import Engine
 from pipeline.serving.engine_thread import EngineUnavailable
 from pipeline.serving.metrics import Metrics
@@ -84,35 +83,6 @@ def test_a_stop_string_cuts_the_text_and_frees_the_slot(engine, model, tokenizer
     eventually(lambda: engine.why_unbalanced() is None)
 
 
-def test_three_hundred_random_aborts_leave_slots_and_queue_exact(engine, model, tokenizer):
-    rng = random.Random(7)
-    reader = Reader()
-    names = [f"r{index}" for index in range(300)]
-
-    def abort():
-        for name in names:
-            if rng.random() < 0.8:
-                time.sleep(rng.random() * 0.001)
-                engine.cancel(name)
-
-    for index, name in enumerate(names):
-        engine.submit(request(name, prompt_of(1 + index % 90, seed=index), 1 + index % 40), sink=reader)
-    thread = threading.Thread(target=abort)
-    thread.start()
-    reader.wait(300)
-    thread.join()
-    eventually(lambda: engine.why_unbalanced() is None)
-    finishes = [reader.finish(name) for name in names]
-    assert finishes.count(FinishReason.ABORT) == engine.metrics.value("aborted_requests_total", label="client") > 20
-    assert finishes.count(FinishReason.LENGTH) > 10
-    assert engine.metrics.value("num_requests_running") == 0
-    assert engine.metrics.value("kv_cache_usage_perc") == 0
-    prompt = prompt_of(40, seed=99)
-    engine.submit(request("after", prompt, 10), sink=reader)
-    reader.wait(1)
-    assert reader.text("after") == tokenizer.decode(greedy(model, prompt, 10))
-
-
 def test_nothing_compiles_after_warm_up_whatever_the_shapes(engine):
     rng = random.Random(3)
     reader = Reader()
@@ -176,36 +146,6 @@ def test_an_exception_inside_one_request_fails_that_request_alone(executor, warm
     assert made.status().failure is None
     eventually(lambda: made.why_unbalanced() is None)
     made.stop(drain_seconds=1)
-
-
-class Failing:
-    """A device that fails at a given decode call."""
-
-    def __init__(self, buckets: Buckets):
-        self.buckets = buckets
-
-    def warm_up(self, *, on_progress=None):
-        return 0.0
-
-    def prefill(self, step, *, rules):
-        return Chosen([3])
-
-    def decode(self, step, *, rules):
-        raise MemoryError("out of device memory")
-
-
-def test_a_failing_device_fails_every_request_and_the_health_and_never_hangs(executor, tokenizer):
-    made = Engine(Failing(executor.buckets), decoder=tokenizer, limits=executor.limits, metrics=Metrics(model="tiny"))
-    made.start()
-    reader = Reader()
-    for index in range(6):
-        made.submit(request(str(index), [1, 2, 3], 8), sink=reader)
-    reader.wait(6)
-    assert {reader.finish(str(index)) for index in range(6)} == {FinishReason.ERROR}
-    assert "out of device memory" in made.status().failure
-    assert not made.status().is_ready
-    with pytest.raises(EngineUnavailable, match="out of device memory"):
-        made.submit(request("late", [1], 1), sink=reader)
 
 
 def test_draining_finishes_what_runs_and_takes_nothing_new(executor, tokenizer, engine):

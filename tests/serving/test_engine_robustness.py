@@ -1,0 +1,224 @@
+"""Whatever is aborted, fails or goes on for long: slots, cache and memory stay exact, and nobody waits for ever."""
+
+import gc
+import random
+import threading
+import time
+
+import psutil
+import pytest
+from tiny_llama import LIMITS, Reader, eventually, greedy, prompt_of
+
+from pipeline.serving.buckets import Buckets
+from pipeline.serving.engine import Engine
+from pipeline.serving.engine_thread import EngineUnavailable
+from pipeline.serving.metrics import Metrics
+from pipeline.serving.request import FinishReason, Request, Sampling
+from pipeline.serving.scheduler import Limits
+from pipeline.serving.token_rules import Chosen
+
+NUM_ABORTED = 1000
+NUM_SOAKED = 20_000
+GROWN_OBJECTS = 1500
+"""Of 20,000 requests: one object kept for each would be more than ten times that; -200 to 300 measured."""
+GROWN_BYTES = 8 * 2**20
+"""Resident; 0 to 2 MiB measured."""
+
+
+def request(name, prompt, num, **how):
+    return Request(request_id=name, prompt=tuple(prompt), sampling=Sampling(max_tokens=num, temperature=0.0, **how))
+
+
+class Device:
+    """An executor that gives out token 3, and does in between what a test asks for."""
+
+    def __init__(self, limits, *, before_decode=lambda step: None, before_prefill=lambda step: None):
+        self.buckets = Buckets.for_limits(
+            slots=limits.slots, context=limits.context, chunk_tokens=limits.chunk_tokens, copies_prefixes=True
+        )
+        self.before_decode, self.before_prefill = before_decode, before_prefill
+
+    def warm_up(self, *, on_progress=None):
+        return 0.0
+
+    def prefill(self, step, *, rules):
+        self.before_prefill(step)
+        return Chosen([3] if step.is_last else [])
+
+    def decode(self, step, *, rules):
+        self.before_decode(step)
+        return [Chosen([3] * row.budget) for row in step.rows]
+
+    def place(self, leaves):
+        return leaves
+
+
+@pytest.fixture
+def start(vocabulary):
+    """Starts an engine over a device; stops them all."""
+    started = []
+
+    def begin(device, limits=LIMITS):
+        engine = Engine(device, decoder=vocabulary, limits=limits, metrics=Metrics(model="tiny"))
+        engine.start(timeout_seconds=60)
+        started.append(engine)
+        return engine
+
+    yield begin
+    for engine in started:
+        engine.stop(drain_seconds=1)
+
+
+def test_a_thousand_requests_aborted_at_random_moments_leave_slots_queue_and_cache_exact(engine, model, tokenizer):
+    rng = random.Random(7)
+    reader = Reader()
+    names = [f"r{index}" for index in range(NUM_ABORTED)]
+    submitted = []
+
+    def abort():
+        for _ in range(NUM_ABORTED):
+            time.sleep(rng.random() * 0.002)
+            if submitted:
+                engine.cancel(rng.choice(submitted[-40:]))
+
+    thread = threading.Thread(target=abort)
+    thread.start()
+    shared = prompt_of(50, seed=3)
+    for index, name in enumerate(names):
+        prompt = shared[: index % 50] + prompt_of(1 + index % 60, seed=index)
+        while engine.status().num_waiting > 30:
+            time.sleep(0.001)
+        engine.submit(request(name, prompt, 1 + index % 40), sink=reader)
+        submitted.append(name)
+    reader.wait(NUM_ABORTED)
+    thread.join()
+    eventually(lambda: engine.why_unbalanced() is None)
+    finishes = [reader.finish(name) for name in names]
+    aborted = finishes.count(FinishReason.ABORT)
+    assert aborted == engine.metrics.value("aborted_requests_total", label="client") > 100
+    assert finishes.count(FinishReason.LENGTH) > 100
+    assert aborted + finishes.count(FinishReason.LENGTH) + finishes.count(FinishReason.STOP) == NUM_ABORTED
+    assert engine.metrics.value("num_requests_running") == 0
+    assert engine.metrics.value("kv_cache_usage_perc") == 0
+    prompt = prompt_of(40, seed=99)
+    engine.submit(request("after", prompt, 10), sink=reader)
+    reader.wait(1)
+    assert reader.text("after") == tokenizer.decode(greedy(model, prompt, 10))
+
+
+@pytest.mark.parametrize("where", ["prefill", "decode"])
+def test_a_failing_device_answers_everybody_says_so_and_takes_nothing_new(start, where):
+    entered, fails = threading.Event(), threading.Event()
+
+    def fail(step):
+        entered.set()
+        fails.wait(timeout=60)
+        raise MemoryError("out of device memory")
+
+    engine = start(Device(LIMITS, **{f"before_{where}": fail}))
+    reader = Reader()
+    for index in range(6):
+        engine.submit(request(str(index), [1, 2, 3], 8), sink=reader)
+    entered.wait(timeout=60)
+    refused = []
+
+    def swap():
+        with pytest.raises(EngineUnavailable, match="out of device memory"):
+            engine.swap({})
+        refused.append(True)
+
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    eventually(lambda: engine._swaps)
+    fails.set()
+    reader.wait(6)
+    swapping.join(timeout=60)
+    assert refused
+    assert {reader.finish(str(index)) for index in range(6)} == {FinishReason.ERROR}
+    assert "out of device memory" in engine.status().failure
+    assert not engine.status().is_ready
+    with pytest.raises(EngineUnavailable, match="out of device memory"):
+        engine.submit(request("late", [1], 1), sink=reader)
+
+
+@pytest.mark.parametrize("gone_by", ["cancel", "a sink that raises"])
+def test_a_client_that_is_gone_frees_its_slot_within_one_step(start, gone_by):
+    """The step that runs when it goes is the last that computes for it."""
+    computed, may_go_on = [], threading.Semaphore(0)
+
+    def before_decode(step):
+        computed.append({row.request_id for row in step.rows})
+        may_go_on.acquire(timeout=60)
+
+    limits = Limits(slots=2, context=160, chunk_tokens=32, decode_steps=1)
+    engine = start(Device(limits, before_decode=before_decode), limits)
+    reader = Reader()
+
+    def gone(chunks):
+        if len(computed) >= 3:
+            raise ConnectionError("the client is gone")
+
+    engine.submit(request("gone", [1, 2, 3], 100), sink=gone if gone_by != "cancel" else Reader())
+    engine.submit(request("stays", [4, 5, 6], 100), sink=reader)
+    while len(computed) < 3:
+        may_go_on.release()
+        time.sleep(0.001)
+    if gone_by == "cancel":
+        engine.cancel("gone")
+    num_before = len(computed)
+    for _ in range(200):
+        may_go_on.release()
+    reader.wait(1)
+    assert not any("gone" in rows for rows in computed[num_before:])
+    assert reader.finish("stays") is FinishReason.LENGTH
+    eventually(lambda: engine.why_unbalanced() is None)
+
+
+def measured():
+    gc.collect()
+    return len(gc.get_objects()), psutil.Process().memory_info().rss
+
+
+def soak(engine, num, *, longest_prompt, longest_answer):
+    """Keeps the queue filled with `num` requests, of which some are aborted, and waits for the last."""
+    rng = random.Random(num)
+    open_requests = threading.Semaphore(200)
+
+    def sink(chunks):
+        for chunk in chunks:
+            if chunk.finish is not None:
+                open_requests.release()
+
+    shared = prompt_of(longest_prompt, seed=1)
+    for index in range(num):
+        open_requests.acquire(timeout=60)
+        prompt = shared[: rng.randint(1, longest_prompt // 2)] + shared[: rng.randint(1, longest_prompt // 2)]
+        engine.submit(request(f"r{index}", prompt, rng.randint(1, longest_answer)), sink=sink)
+        if index % 10 == 0:
+            engine.cancel(f"r{index}")
+    for _ in range(200):
+        assert open_requests.acquire(timeout=60)
+    eventually(lambda: engine.why_unbalanced() is None)
+
+
+def test_twenty_thousand_requests_leave_memory_flat(start):
+    limits = Limits(slots=32, context=160, chunk_tokens=32, decode_steps=4, prefix_granularity=16)
+    engine = start(Device(limits), limits)
+    soak(engine, 2000, longest_prompt=60, longest_answer=6)
+    objects, resident = measured()
+    soak(engine, NUM_SOAKED - 2000, longest_prompt=60, longest_answer=6)
+    objects_after, resident_after = measured()
+    assert objects_after - objects < GROWN_OBJECTS
+    assert resident_after - resident < GROWN_BYTES
+    assert engine.metrics.value("request_success_total", label="length") > 0.85 * NUM_SOAKED
+
+
+def test_three_hundred_requests_on_the_device_leave_memory_flat(engine):
+    soak(engine, 100, longest_prompt=120, longest_answer=20)
+    objects, resident = measured()
+    soak(engine, 300, longest_prompt=120, longest_answer=20)
+    objects_after, resident_after = measured()
+    assert objects_after - objects < GROWN_OBJECTS
+    assert resident_after - resident < GROWN_BYTES
+    assert engine.status().num_compiles_while_serving == 0
+    assert engine.metrics.value("prefix_cache_hits_total") > 0
