@@ -56,7 +56,7 @@ def read_tools(reader: Fields) -> list[dict[str, Any]] | None:
         )
     if choice == "auto" and not tools:
         reader.complain("tool_choice", "is auto, but there are no tools")
-    if reader.fields.get("parallel_tool_calls") not in (None, True):
+    if not any(reader.fields.get("parallel_tool_calls") is value for value in (None, True)):
         reader.complain("parallel_tool_calls", "the number of calls cannot be limited here; leave it out, or true")
     return None if choice == "none" or not tools else tools
 
@@ -182,9 +182,9 @@ def _problem_of_tool(tool: object) -> str:
         return f"has the unknown field {unknown[0]}"
     if not isinstance(function.get("name"), str) or not _TOOL_NAME.fullmatch(function["name"]):
         return f"needs a name of letters, digits, dots, dashes, at most 64, found {shown(function.get('name'))}"
-    if not isinstance(function.get("description") or "", str):
+    if not isinstance(function.get("description"), str | None):
         return f"has a description that is no text: {shown(function['description'])}"
-    if not isinstance(function.get("parameters") or {}, dict):
+    if not isinstance(function.get("parameters"), dict | None):
         return f"has parameters that are no JSON schema: {shown(function['parameters'])}"
     if not isinstance(function.get("strict"), bool | None):
         return f"has a strict that is not true or false: {shown(function['strict'])}"

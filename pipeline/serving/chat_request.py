@@ -25,11 +25,11 @@ from pipeline.serving.sampling_fields import (
     refuse_unless_neutral,
 )
 
-_READ = (
+READ = (
     *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "max_tokens", "max_completion_tokens"),
     *("top_logprobs", "chat_template_kwargs", *FIELDS, *response_format.FIELDS),
 )
-_NOT_COMPUTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+NOT_COMPUTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "best_of": ((1,), "choices are not ranked by this server; ask for n of them"),
     "suffix": (("",), "this server continues a chat and does not fill a gap in a text"),
     "echo": ((False,), "a chat has no one prompt to repeat"),
@@ -90,8 +90,8 @@ def parse_chat(
             "would keep the model from calling a tool; leave out one of the two, or use regex or grammar",
         )
     variables = _variables(reader)
-    refuse_unless_neutral(reader, _NOT_COMPUTED)
-    reader.refuse_unknown((*_READ, *_NOT_COMPUTED, *IGNORED))
+    refuse_unless_neutral(reader, NOT_COMPUTED)
+    reader.refuse_unknown((*READ, *NOT_COMPUTED, *IGNORED))
     reader.raise_complaints()
     try:
         text = template.render(messages, tools=tools, variables=variables)

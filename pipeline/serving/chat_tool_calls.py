@@ -44,7 +44,7 @@ class _At(Enum):
     CALL = auto()
     """Behind an `OPEN`."""
     JSON = auto()
-    """The text began with a brace."""
+    """The text began with a brace, behind a `PYTHON_TAG` or not."""
 
 
 class ToolCallReader:
@@ -102,19 +102,19 @@ class ToolCallReader:
         text = self._held.lstrip()
         if not text or (text != PYTHON_TAG and PYTHON_TAG.startswith(text)) or (text != OPEN and OPEN.startswith(text)):
             return Said()
-        if text.startswith(PYTHON_TAG):
-            self._held = text.removeprefix(PYTHON_TAG)
-        elif text.startswith(OPEN):
+        if text.startswith(OPEN):
             self._at, self._held = _At.CALL, text.removeprefix(OPEN)
         else:
-            self._at = _At.JSON if text.startswith("{") else _At.TEXT
+            first = text.removeprefix(PYTHON_TAG).lstrip()[:1]
+            if first:
+                self._at = _At.JSON if first == "{" else _At.TEXT
         return Said()
 
     def _calls(self, text: str) -> tuple[ToolCall, ...] | None:
         """Of a text that is nothing but calls, with semicolons or white space between them."""
         calls: list[ToolCall] = []
         decoder = json.JSONDecoder()
-        rest = text.strip()
+        rest = text.lstrip().removeprefix(PYTHON_TAG).strip()
         while rest:
             try:
                 value, end = decoder.raw_decode(rest)

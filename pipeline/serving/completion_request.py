@@ -25,8 +25,8 @@ from pipeline.serving.sampling_fields import (
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default."""
-_READ = ("model", "prompt", "max_tokens", "echo", *FIELDS, *response_format.FIELDS)
-_NOT_COMPUTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+READ = ("model", "prompt", "max_tokens", "echo", *FIELDS, *response_format.FIELDS)
+NOT_COMPUTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "best_of": ((1,), "choices are not ranked by this server; ask for n of them"),
     "suffix": (("",), "this server continues a text and does not fill a gap in one"),
 }
@@ -99,8 +99,8 @@ def parse_completion(fields: Mapping[str, Any], *, model: ServedModel, encoder: 
         )
     if is_echo and fields.get("logprobs") is not None:
         reader.complain("logprobs", "log-probabilities of a prompt are not computed; leave out echo or logprobs")
-    refuse_unless_neutral(reader, _NOT_COMPUTED)
-    reader.refuse_unknown((*_READ, *_NOT_COMPUTED, *IGNORED))
+    refuse_unless_neutral(reader, NOT_COMPUTED)
+    reader.refuse_unknown((*READ, *NOT_COMPUTED, *IGNORED))
     reader.raise_complaints()
     longest = max(len(prompt.tokens) for prompt in prompts)
     check_context(longest, max_tokens=max_tokens, context=model.context, name="prompt")

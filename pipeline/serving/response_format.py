@@ -82,7 +82,7 @@ def _problems_of_names(value: Mapping[str, Any]) -> list[str]:
     problems = [f"unknown field {name}" for name in sorted(set(value) - {"name", "description", "schema", "strict"})]
     if not isinstance(value.get("name", ""), str):
         problems.append(f"name must be a text, found {shown(value['name'])}")
-    if not isinstance(value.get("description") or "", str):
+    if not isinstance(value.get("description"), str | None):
         problems.append(f"description must be a text, found {shown(value['description'])}")
     if not isinstance(value.get("strict"), bool | None):
         problems.append(f"strict must be true or false, found {shown(value['strict'])}")
