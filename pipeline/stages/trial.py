@@ -114,7 +114,7 @@ def hold_trials(
                     seconds_left=seconds_left,
                 )
             )
-            watch.note(f"{mode}: {results[-1].judgement.verdict} {results[-1].judgement.reason}")
+            watch.note(f"{mode}: {results[-1].judgement.verdict}: {results[-1].judgement.reason}")
             if results[-1].judgement.verdict is not Verdict.PROMOTE:
                 break
     return results
@@ -248,7 +248,7 @@ def prove(
     lost = results[-1]
     if lost.judgement.verdict is not Verdict.PROMOTE:
         raise GateError(
-            f"{lost.mode} of {settings.name!r}: version {settings.version} was taken down {lost.judgement.reason}",
+            f"{lost.mode} of {settings.name!r}: version {settings.version} was taken down: {lost.judgement.reason}",
             hint=f"version {champion.version} serves all requests, as before",
         )
     return metrics
@@ -275,7 +275,7 @@ def _event(
         how="unchanged",
         seconds=round(result.seconds, 3),
         gates={gate.metric: str(gate) for gate in result.judgement.gates},
-        reason=f"{result.judgement.verdict} of version {tried} {result.judgement.reason}; run {context.run_id} of flow "
+        reason=f"{result.judgement.verdict} of version {tried}: {result.judgement.reason}; run {context.run_id} of flow "
         f"{context.flow}",
         application=application,
         settings=asdict(champion),

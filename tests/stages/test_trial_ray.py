@@ -81,7 +81,7 @@ def test_a_good_challenger_takes_over_and_one_that_disagrees_goes(ray_cluster: s
         second, reporter = context(1, "b", canary={"percent": 50, "until": {"error_rate": "< 1%"}, **rules})
         promoted = run(second)
         said = notes(reporter)
-        assert "canary: promote after" in said and "swapped in" in said, said
+        assert "canary: promote: after" in said and "swapped in" in said, said
         assert promoted.metrics["canary_requests"] >= 8 and promoted.metrics["canary_error_rate"] == 0.0
         assert promoted.metrics["canary_champion_requests"] > 0 and promoted.metrics["canary_p95_ttft_ms"] > 0
         assert {"champion", "challenger"} <= set(clients.arms)
