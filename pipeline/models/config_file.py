@@ -10,6 +10,7 @@ from pipeline.errors import ArtifactError
 from pipeline.models.json_file import read_json
 
 CONFIG_FILE = "config.json"
+_HINT = "convert the model again, or restore the file that transformers wrote"
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -22,7 +23,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     try:
         config = read_json(path)
     except ValueError as error:
-        raise ArtifactError(f"{path}: cannot be read: {error}") from error
+        raise ArtifactError(f"{path}: cannot be read: {error}", hint=_HINT) from error
     if not isinstance(config, dict):
-        raise ArtifactError(f"{path}: must be a JSON object, found {type(config).__name__}")
+        raise ArtifactError(f"{path}: must be a JSON object, found {type(config).__name__}", hint=_HINT)
     return config

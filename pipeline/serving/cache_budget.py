@@ -79,6 +79,8 @@ def fit_cache(wish: Wish, *, budget: Budget, temporaries: Callable[[int, int], i
         left = budget.limit - budget.weights - cache
         if left >= cache and taken is None:
             return _fit(budget, slots=slots, context=context, temporaries=None)
+        if left < 0:
+            raise _refusal(wish, budget=budget, slots=slots, context=context, temporaries=taken)
         needed = temporaries(slots, context)
         if needed <= left:
             return _fit(budget, slots=slots, context=context, temporaries=needed)
@@ -127,7 +129,7 @@ def _arithmetic(budget: Budget, *, slots: int, context: int, temporaries: int | 
     )
 
 
-def _refusal(wish: Wish, *, budget: Budget, slots: int, context: int, temporaries: int) -> ParameterError:
+def _refusal(wish: Wish, *, budget: Budget, slots: int, context: int, temporaries: int | None) -> ParameterError:
     asked = [name for name, value in (("slots", wish.slots), ("max_context_tokens", wish.context)) if value is not None]
     least = "" if len(asked) == 2 else " at the least"
     lower = f"lower {' or '.join(asked)}, " if asked else ""

@@ -12,6 +12,7 @@ from pipeline.errors import ArtifactError
 from pipeline.models.json_file import read_json
 
 TOKENIZER_FILE = "tokenizer.json"
+_HINT = "convert the model again, or put the tokenizer it was trained with beside it"
 
 
 def read_tokenizer(directory: Path, *, num_tokens: int) -> Tokenizer:
@@ -22,11 +23,11 @@ def read_tokenizer(directory: Path, *, num_tokens: int) -> Tokenizer:
     """
     path = directory / TOKENIZER_FILE
     if not path.is_file():
-        raise ArtifactError(f"{path}: no such file; a model directory has its tokenizer")
+        raise ArtifactError(f"{path}: no such file; a model directory has its tokenizer", hint=_HINT)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises plain Exception for whatever is wrong with the file
-        raise ArtifactError(f"{path}: cannot be read as a tokenizer: {error}") from error
+        raise ArtifactError(f"{path}: cannot be read as a tokenizer: {error}", hint=_HINT) from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -49,7 +50,7 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         found = read_json(path)
     except ValueError as error:
-        raise ArtifactError(f"{path}: cannot be read: {error}") from error
+        raise ArtifactError(f"{path}: cannot be read: {error}", hint=_HINT) from error
     if not isinstance(found, dict):
-        raise ArtifactError(f"{path}: must be a JSON object, found {type(found).__name__}")
+        raise ArtifactError(f"{path}: must be a JSON object, found {type(found).__name__}", hint=_HINT)
     return found

@@ -56,11 +56,10 @@ def test_what_is_asked_for_is_given_exactly_or_refused_with_every_term():
     fit = fit_cache(wish(slots=3, context=1000), budget=budget(), temporaries=linear(MIB))
     assert (fit.slots, fit.context) == (3, 1000)
     with pytest.raises(ParameterError) as caught:
-        fit_cache(wish(slots=256, context=8192), budget=budget(), temporaries=linear(MIB))
+        fit_cache(wish(slots=256, context=8192), budget=budget(), temporaries=never)
     for term in (
         "does not fit: 1.00 GiB of weights + 45.00 GiB of key-value cache (256 slots x 8192 tokens x 23040 bytes)",
-        "0.25 GiB of temporaries",
-        "= 46.25 GiB of 10.00 GiB (the allocator's limit)",
+        "= 46.00 GiB of 10.00 GiB (the allocator's limit)",
         "lower slots or max_context_tokens",
     ):
         assert term in str(caught.value)
