@@ -33,6 +33,7 @@ from pipeline.serving.forward_executor import (
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.micro_batcher import BatchLimits, MicroBatcher
 from pipeline.serving.model_registry import Surface
+from pipeline.serving.passes import PassShapes
 from pipeline.serving.pooling import Pooling
 from pipeline.serving.served_model import LoadedModel, ServedModel
 from pipeline.serving.tokenizer_file import read_tokenizer
@@ -41,6 +42,8 @@ ENDPOINT = "embeddings"
 HIDDEN = "last_hidden_state"
 UNLIMITED_TOKENS = 512
 """Where neither the model nor its files name a longest text."""
+CPU_PASS_TOKENS = 1024
+"""A pass over more tokens takes as much longer on a CPU, so larger shapes would only be compiled in vain."""
 _ZEROS = ("token_type_ids",)
 """Inputs that are 0 for a text that is no pair."""
 
@@ -70,8 +73,11 @@ def serve_embeddings(loaded: LoadedModel) -> ServedModel:
             "input_ids": InputForm(shape=(LENGTH,), dtype="int32", padding=int(config.get("pad_token_id") or 0)),
             "attention_mask": InputForm(shape=(LENGTH,), dtype="int32"),
         },
-        batches=batch_sizes(settings.max_batch_rows),
-        lengths=length_sizes(max_tokens),
+        passes=PassShapes(
+            batches=batch_sizes(settings.max_batch_rows),
+            lengths=length_sizes(max_tokens),
+            most_tokens=CPU_PASS_TOKENS if loaded.placement.device == "cpu" else None,
+        ),
     )
     executor = ForwardExecutor(
         loaded.module,

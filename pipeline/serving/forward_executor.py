@@ -21,6 +21,7 @@ from flax import nnx
 from pipeline.errors import ParameterError
 from pipeline.serving.batch_request import Arrays, Row
 from pipeline.serving.buckets import smallest_fit, steps
+from pipeline.serving.passes import Pass, PassShapes
 
 _COMPILE_THREADS = 2
 _MAX_COMPLAINTS = 5
@@ -45,10 +46,7 @@ class ForwardShapes:
     """What is compiled."""
 
     inputs: Mapping[str, InputForm]
-    batches: tuple[int, ...]
-    """Ascending."""
-    lengths: tuple[int, ...] = (0,)
-    """Ascending; (0,) where nothing is padded."""
+    passes: PassShapes
 
 
 class ForwardExecutor:
@@ -97,17 +95,17 @@ class ForwardExecutor:
 
     @property
     def num_executables(self) -> int:
-        """Batch sizes times lengths."""
-        return len(self.shapes.batches) * len(self.shapes.lengths)
+        """One for each shape of a pass."""
+        return len(self.shapes.passes.compiled())
 
     def bucket(self, length: int) -> int:
         """The smallest compiled length that holds `length`."""
-        return smallest_fit(length, self.shapes.lengths)
+        return smallest_fit(length, self.shapes.passes.lengths)
 
     def warm_up(self, *, on_progress: Callable[[int, int], None] | None = None) -> float:
         """Compile every shape, smallest first, and run each once; returns seconds."""
         started = time.monotonic()
-        keys = sorted((batch, length) for batch in self.shapes.batches for length in self.shapes.lengths)
+        keys = self.shapes.passes.compiled()
         jitted = jax.jit(self._compute)
         with ThreadPoolExecutor(max_workers=_COMPILE_THREADS) as pool:
             # Tracing holds the interpreter lock, compiling does not: the next is traced while one compiles.
@@ -156,21 +154,27 @@ class ForwardExecutor:
         return jax.tree.map(np.asarray, state)
 
     def run(self, rows: Sequence[Row]) -> list[Arrays]:
-        """One forward pass over at most the largest batch; the outputs of each row, numpy.
+        """The outputs of each row, numpy, from as many forward passes as `PassShapes.split` makes.
 
         Raises:
             ValueError: the rows fit into no compiled shape.
         """
-        batch = smallest_fit(len(rows), self.shapes.batches)
-        length = self.bucket(max(row.length for row in rows))
-        inputs = {
-            name: self._padded([row.inputs[name] for row in rows], form, batch=batch, length=length)
+        passes = self.shapes.passes.split([row.length for row in rows])
+        # All are handed to the device before the first is waited for.
+        made = [self._table[one.batch, one.length](self._state, self._inputs(rows, one)) for one in passes]
+        results: list[Arrays] = [{}] * len(rows)
+        for one, outputs in zip(passes, made, strict=True):
+            # One transfer for each output; slicing the device array would compile.
+            arrays = {name: np.asarray(value) for name, value in outputs.items()}
+            for index, row in enumerate(one.rows):
+                results[row] = {name: array[index] for name, array in arrays.items()}
+        return results
+
+    def _inputs(self, rows: Sequence[Row], one: Pass) -> dict[str, np.ndarray]:
+        return {
+            name: self._padded([rows[row].inputs[name] for row in one.rows], form, batch=one.batch, length=one.length)
             for name, form in self.shapes.inputs.items()
         }
-        outputs = self._table[batch, length](self._state, inputs)
-        # One transfer for each output; slicing the device array would compile.
-        arrays = {name: np.asarray(value) for name, value in outputs.items()}
-        return [{name: array[index] for name, array in arrays.items()} for index in range(len(rows))]
 
     def _padded(self, values: Sequence[np.ndarray], form: InputForm, *, batch: int, length: int) -> np.ndarray:
         """[B, ...]; unused rows are copies of the first, so that nothing in them can be out of range."""
@@ -188,7 +192,7 @@ class ForwardExecutor:
         }
 
     def _row_outputs(self) -> dict[str, tuple[int, ...]]:
-        length = self.shapes.lengths[-1]
+        length = self.shapes.passes.lengths[-1]
         found = [jax.eval_shape(self._compute, self._state, self._example(batch, length)) for batch in (2, 3)]
         wrong = [
             name
@@ -217,5 +221,6 @@ def batch_sizes(largest: int) -> tuple[int, ...]:
 
 
 def length_sizes(largest: int) -> tuple[int, ...]:
-    """Doubling lengths up to `largest`."""
-    return steps(min(SMALLEST_LENGTH, largest), largest, factor=2)
+    """16, 32, 48, 64, 96, 128, 192, ... and `largest`: a text is padded by a fifth on average."""
+    doubled = steps(min(SMALLEST_LENGTH, largest), largest, factor=2)
+    return tuple(sorted({*doubled, *(size * 3 // 2 for size in doubled[1:-1] if size * 3 // 2 < largest)}))

@@ -12,6 +12,7 @@ from pipeline.serving.input_forms import row_forms
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.micro_batcher import BatchLimits, MicroBatcher
 from pipeline.serving.model_registry import Surface
+from pipeline.serving.passes import PassShapes
 from pipeline.serving.predict_http import PredictSurface
 from pipeline.serving.predict_request import MAX_PREDICT_BYTES, PredictModel
 from pipeline.serving.served_model import LoadedModel, ServedModel
@@ -30,7 +31,8 @@ def serve_predictions(loaded: LoadedModel) -> ServedModel:
     """
     settings, description = loaded.settings, loaded.description
     shapes = ForwardShapes(
-        inputs=row_forms(description, dimensions=settings.dimensions), batches=batch_sizes(settings.max_batch_rows)
+        inputs=row_forms(description, dimensions=settings.dimensions),
+        passes=PassShapes(batches=batch_sizes(settings.max_batch_rows)),
     )
     executor = ForwardExecutor(
         loaded.module,

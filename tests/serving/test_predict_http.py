@@ -20,6 +20,7 @@ from pipeline.serving.http import make_app
 from pipeline.serving.json_body import Rejected
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.micro_batcher import BatchLimits, MicroBatcher
+from pipeline.serving.passes import PassShapes
 from pipeline.serving.predict_http import PredictSurface
 from pipeline.serving.predict_request import PredictModel, parse_prediction
 
@@ -44,7 +45,7 @@ def forward(module, inputs):
 def served():
     """A module, its warm batcher and its surface."""
     module = Small()
-    shapes = ForwardShapes(inputs=FORMS, batches=batch_sizes(8))
+    shapes = ForwardShapes(inputs=FORMS, passes=PassShapes(batches=batch_sizes(8)))
     executor = ForwardExecutor(
         nnx.clone(module), forward=forward, shapes=shapes, device=jax.devices("cpu")[0], dtype="float32"
     )
@@ -268,7 +269,7 @@ def test_the_card_says_how_to_ask_and_the_other_routes_answer(served) -> None:
 
 
 def test_a_model_whose_outputs_have_no_rows_is_not_served() -> None:
-    shapes = ForwardShapes(inputs=FORMS, batches=(2,))
+    shapes = ForwardShapes(inputs=FORMS, passes=PassShapes(batches=(2,)))
     with pytest.raises(ParameterError, match="outputs without a batch axis: sum"):
         ForwardExecutor(
             Small(),
