@@ -68,21 +68,10 @@ def serve_embeddings(loaded: LoadedModel) -> ServedModel:
             f"max_context_tokens is {max_tokens}, but the model was made for {longest} tokens",
             hint=f"use at most {longest}",
         )
-    shapes = ForwardShapes(
-        inputs={
-            "input_ids": InputForm(shape=(LENGTH,), dtype="int32", padding=int(config.get("pad_token_id") or 0)),
-            "attention_mask": InputForm(shape=(LENGTH,), dtype="int32"),
-        },
-        passes=PassShapes(
-            batches=batch_sizes(settings.max_batch_rows),
-            lengths=length_sizes(max_tokens),
-            most_tokens=CPU_PASS_TOKENS if loaded.placement.device == "cpu" else None,
-        ),
-    )
     executor = ForwardExecutor(
         loaded.module,
         forward=text_forward(loaded.description, pooling=pooling),
-        shapes=shapes,
+        shapes=_shapes(loaded, max_tokens=max_tokens, padding=int(config.get("pad_token_id") or 0)),
         device=loaded.device,
         dtype=loaded.placement.dtype,
     )
@@ -113,6 +102,19 @@ def serve_embeddings(loaded: LoadedModel) -> ServedModel:
         leaves_of=executor.leaves_of,
         swap=lambda leaves, label: engine.swap(leaves, label=label),
     )
+
+
+def _shapes(loaded: LoadedModel, *, max_tokens: int, padding: int) -> ForwardShapes:
+    passes = PassShapes(
+        batches=batch_sizes(loaded.settings.max_batch_rows),
+        lengths=length_sizes(max_tokens),
+        most_tokens=CPU_PASS_TOKENS if loaded.placement.device == "cpu" else None,
+    )
+    inputs = {
+        "input_ids": InputForm(shape=(LENGTH,), dtype="int32", padding=padding),
+        "attention_mask": InputForm(shape=(LENGTH,), dtype="int32"),
+    }
+    return ForwardShapes(inputs=inputs, passes=passes)
 
 
 def longest_text(description: ModelDescription, config: Mapping[str, Any]) -> int:
