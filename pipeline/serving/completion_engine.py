@@ -15,7 +15,9 @@ from pipeline.serving.detokenizer import Decoder
 from pipeline.serving.engine import Engine
 from pipeline.serving.engine_group import EngineGroup, shared_metrics
 from pipeline.serving.executor import ModelExecutor
+from pipeline.serving.mesh import ServingMesh
 from pipeline.serving.metrics import Metrics
+from pipeline.serving.multi_host import Leader
 from pipeline.serving.scheduler import Limits
 from pipeline.serving.served_model import LoadedModel
 
@@ -27,6 +29,17 @@ def make_executors(loaded: LoadedModel, *, limits: Limits) -> list[ModelExecutor
         ArtifactError: the model directory is damaged.
     """
     limits = replace(limits, slots=limits.slots // len(loaded.meshes))
+    made = []
+    for index, mesh in enumerate(loaded.meshes):
+        with jax.default_device(mesh.own_device):
+            module = loaded.module if index == 0 else loaded.load(mesh)
+            assert isinstance(module, DecoderModel)
+            made.append(executor_on(mesh, module, limits=limits, dtype=loaded.placement.compute_dtype))
+    return made
+
+
+def executor_on(mesh: ServingMesh, module: DecoderModel, *, limits: Limits, dtype: str) -> ModelExecutor:
+    """The executor of a model, which is taken over, on a mesh; the same arguments give the same executables."""
     buckets = Buckets.for_limits(
         slots=limits.slots,
         context=limits.context,
@@ -34,15 +47,14 @@ def make_executors(loaded: LoadedModel, *, limits: Limits) -> list[ModelExecutor
         copies_prefixes=limits.prefix_granularity > 0,
         is_deterministic=limits.is_deterministic,
     )
-    made = []
-    for index, mesh in enumerate(loaded.meshes):
-        with jax.default_device(mesh.own_device):
-            module = loaded.module if index == 0 else loaded.load(mesh)
-            assert isinstance(module, DecoderModel)
-            made.append(
-                ModelExecutor(module, limits=limits, buckets=buckets, mesh=mesh, dtype=loaded.placement.compute_dtype)
-            )
-    return made
+    return ModelExecutor(module, limits=limits, buckets=buckets, mesh=mesh, dtype=dtype)
+
+
+def lead_followers(leader: Leader, executor: ModelExecutor, *, engine: Engine) -> None:
+    """Let the other hosts make the executor's calls, and the engine end with a reason where one of them is lost."""
+    leader.lead(executor)
+    engine.explain, engine.on_end = leader.why, leader.end
+    leader.on_lost(engine.fail)
 
 
 def make_engine(executors: Sequence[ModelExecutor], *, decoder: Decoder, metrics: Metrics) -> Engine | EngineGroup:

@@ -4,21 +4,19 @@ Owns the way from a loaded decoder to an engine behind `/v1/completions`. Knows 
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
-
-import jax
 
 from pipeline.errors import ParameterError
 from pipeline.models.config_file import read_config
 from pipeline.models.decoders.model import Decoder
 from pipeline.serving import sampling_fields
 from pipeline.serving.access import access_of
-from pipeline.serving.buckets import Buckets
 from pipeline.serving.chat_template import read_chat_template
+from pipeline.serving.completion_engine import lead_followers, make_engine, make_executors
 from pipeline.serving.engine import Engine
-from pipeline.serving.executor import ModelExecutor
 from pipeline.serving.http import make_surface
-from pipeline.serving.mesh import ServingMesh
+from pipeline.serving.loading_plan import limits_of
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.replica_settings import ReplicaSettings
 from pipeline.serving.scheduler import Limits
@@ -49,10 +47,14 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
     stop_ids = read_stop_ids(loaded.directory, config=config, tokenizer=tokenizer, num_tokens=num_tokens)
     limits = _limits(settings, model)
     context = limits.context
-    executor = _executor(loaded, limits=limits)
+    executors = make_executors(loaded, limits=limits)
+    executor = executors[0]
     vocabulary = Vocabulary(tokenizer, num_tokens=num_tokens, stop_ids=stop_ids)
-    engine = Engine(executor, decoder=vocabulary, limits=limits, metrics=Metrics(model=settings.name))
+    engine = make_engine(executors, decoder=vocabulary, metrics=Metrics(model=settings.name))
     engine.version = settings.version_label
+    if loaded.leader is not None:
+        assert isinstance(engine, Engine), "a model over several hosts has one copy"
+        lead_followers(loaded.leader, executor, engine=engine)
     engine.start()
     served = sampling_fields.ServedModel(
         name=settings.name,
@@ -76,9 +78,11 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
 
     facts = {
         "context_tokens": context,
+        "mesh": asdict(settings.mesh),
         "deterministic": limits.is_deterministic,
         "has_chat_template": template is not None,
         "num_executables": executor.buckets.num_executables,
+        "temporary_bytes": executor.temporary_bytes,
         "warm_up_seconds": round(engine.warm_up_seconds, 3),
     }
     return ServedModel(
@@ -86,42 +90,16 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
         endpoint=ENDPOINT,
         facts=facts,
         make_surface=surface,
-        leaves_of=executor.leaves_of,
-        swap=lambda leaves, label: engine.swap(leaves, label=label).leaves,
+        leaves_of=executor.leaves_of if loaded.leader is None else None,
+        swap=(lambda leaves, label: engine.swap(leaves, label=label).leaves) if loaded.leader is None else None,
     )
 
 
 def _limits(settings: ReplicaSettings, model: Decoder) -> Limits:
-    context = settings.context or model.config.longest_context
-    limits = Limits(
-        slots=settings.slots,
-        context=context,
-        chunk_tokens=min(settings.prefill_chunk_tokens, context),
-        decode_steps=settings.decode_steps,
-        prefix_granularity=settings.prefix_cache_tokens,
-        is_deterministic=settings.deterministic,
-    )
+    assert settings.slots is not None, "what the flow left open was decided when loading was planned"
+    limits = limits_of(settings, slots=settings.slots, context=settings.context or model.config.longest_context)
     _check_context(limits, model)
     return limits
-
-
-def _executor(loaded: LoadedModel, *, limits: Limits) -> ModelExecutor:
-    assert isinstance(loaded.module, Decoder)
-    buckets = Buckets.for_limits(
-        slots=limits.slots,
-        context=limits.context,
-        chunk_tokens=limits.chunk_tokens,
-        copies_prefixes=limits.prefix_granularity > 0,
-        is_deterministic=limits.is_deterministic,
-    )
-    with jax.default_device(loaded.device):
-        return ModelExecutor(
-            loaded.module,
-            limits=limits,
-            buckets=buckets,
-            mesh=ServingMesh.of(loaded.device),
-            dtype=loaded.placement.dtype,
-        )
 
 
 def _check_context(limits: Limits, model: Decoder) -> None:

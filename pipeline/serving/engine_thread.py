@@ -77,6 +77,10 @@ class EngineThread(ABC):
         """`name` is for people; `strict` makes a compile after warm-up end the thread."""
         self.metrics = metrics
         self.warm_up_seconds = 0.0
+        self.explain: Callable[[Exception], str | None] = _unexplained
+        """What is behind an error that ended the thread, where somebody knows better."""
+        self.on_end: Callable[[], None] = _nobody_waits
+        """Is called last, when everybody is answered."""
         self._name = name
         self._warm_up = warm_up
         self._num_executables = num_executables
@@ -124,6 +128,13 @@ class EngineThread(ABC):
             raise EngineUnavailable(self._failure)
         if not self._ready.is_set():
             raise EngineUnavailable(f"the {self._name} is not warm after {timeout_seconds:g} s")
+
+    def fail(self, reason: str) -> None:
+        """End the thread after the step it is in, from any thread; everybody who waits is told `reason`."""
+        with self._wake:
+            self._failure = self._failure or reason
+            self._is_stopping = True
+            self._wake.notify()
 
     def stop(self, *, drain_seconds: float) -> None:
         """Take nothing new, let what runs and waits finish for so long, abort the rest, end the thread."""
@@ -175,9 +186,11 @@ class EngineThread(ABC):
             self._serve()
         except Exception as error:  # the thread's boundary: whatever it is, requests must not hang
             _LOG.exception("the %s failed", self._name)
-            self._failure = f"the {self._name} failed: {type(error).__name__}: {error}"
+            reason = self.explain(error) or f"the {self._name} failed: {type(error).__name__}: {error}"
+            self._failure = self._failure or reason
         finally:
             self._abort_all()
+            self.on_end()
             self._ready.set()
             self._watch.stop()
 
@@ -192,3 +205,11 @@ class EngineThread(ABC):
             _LOG.error("%d compiles while serving; a shape is missing from warm-up", new)
             if self._strict:
                 raise RuntimeError(f"{new} compiles after warm-up")
+
+
+def _unexplained(error: Exception) -> str | None:
+    return None
+
+
+def _nobody_waits() -> None:
+    """Most engines are alone."""

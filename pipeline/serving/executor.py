@@ -69,6 +69,8 @@ class ModelExecutor:
         self._cache: Cache = mesh.empty_cache(model.config, slots=limits.slots, positions=limits.context, dtype=dtype)
         self._logits_BV: jax.Array | None = None
         self._table: dict[Key, Any] = {}
+        self.before_first_run: Callable[[], None] = _no_wait
+        """Is called when everything is compiled, before anything is run."""
         self.before_run: Callable[[Key, tuple[Any, ...]], None] = _unheard
         """Is told of every call of an executable after warm-up, with its host arrays, before it is made."""
 
@@ -98,6 +100,7 @@ class ModelExecutor:
                 self._table[key] = future.result()
                 if on_progress is not None:
                     on_progress(done, len(keys))
+        self.before_first_run()
         for key in keys:
             self._run_once(key)
         return time.monotonic() - started
@@ -215,8 +218,7 @@ class ModelExecutor:
         # The first call of an executable allocates; no request should wait for that.
         kind, size, _ = key
         if kind == "choose":
-            logits = np.zeros((size, self._num_tokens), np.float32)
-            self._logits_BV = jax.device_put(logits, self._mesh.whole)
+            self._logits_BV = self._mesh.zeros(size, self._num_tokens)
             arguments: tuple[Any, ...] = (self._choice_rows([], [], size),)
         else:
             arguments = _NO_COPY if kind == "copy" else _idle(kind, size)
@@ -234,6 +236,10 @@ def _ranks(
 
 def _idle(kind: str, size: int) -> tuple[Any, ...]:
     return idle_prefill(size) if kind == "prefill" else idle_decode(size)
+
+
+def _no_wait() -> None:
+    """One host waits for nobody."""
 
 
 def _unheard(key: Key, arguments: tuple[Any, ...]) -> None:

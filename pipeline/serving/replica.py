@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from flax import nnx
 
 from pipeline.errors import ParameterError, PipelineError, StageError
-from pipeline.models.checkpoint import load_model
 from pipeline.models.decoders.model import Decoder
 from pipeline.models.description import ModelKind
-from pipeline.models.registry import describe
 from pipeline.serving.compilation_cache import started_with_cache
 from pipeline.serving.completion_replica import serve_completions
-from pipeline.serving.device import choose_placement
+from pipeline.serving.device_start import started_on
 from pipeline.serving.embedding_replica import serve_embeddings
 from pipeline.serving.engine_thread import EngineUnavailable
 from pipeline.serving.hosted_model import (
@@ -34,8 +33,12 @@ from pipeline.serving.hosted_model import (
     identity_facts,
 )
 from pipeline.serving.http_routes import make_application
+from pipeline.serving.loading_plan import plan_loading
+from pipeline.serving.mesh import ServingMesh
 from pipeline.serving.model_registry import ModelRegistry
+from pipeline.serving.multi_host import Leader, decided
 from pipeline.serving.predict_replica import serve_predictions
+from pipeline.serving.replica_environment import NO_SHARE, ProcessShare
 from pipeline.serving.replica_settings import ReplicaConfig, ReplicaSettings, read_config
 from pipeline.serving.served_model import LoadedModel, ServedModel
 from pipeline.serving.traffic_settings import read_traffic
@@ -59,7 +62,10 @@ class _Prepared:
 class Replica:
     """The models of a process; `app` answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: ProcessShare = NO_SHARE, *, leader: Leader | None = None) -> None:
+        """`share` is what the process was given of its device, `leader` leads other hosts where there are some."""
+        self._share = share
+        self._leader = leader
         self._registry = ModelRegistry(on_shutdown=self.stop)
         self.app = make_application(self._registry)
         self._config: ReplicaConfig | None = None
@@ -193,7 +199,9 @@ class Replica:
         if not beside:
             return f"restart: {reason}"
         if name not in ready.hosted or ready.hosted[name].settings != settings:
-            ready.hosted[name] = host(settings)
+            with started_on(self._share, who=name, is_first=not (self._models or ready.hosted)):
+                ready.hosted[name] = host(settings, leader=self._leader)
+            ready.hosted[name].facts |= self._share.facts
         return "beside"
 
     def _become(self, config: ReplicaConfig) -> None:
@@ -238,40 +246,46 @@ class Replica:
             self._retire(hosted)
 
 
-def host(settings: ReplicaSettings) -> HostedModel:
+def host(settings: ReplicaSettings, *, leader: Leader | None = None) -> HostedModel:
     """Load, check, compile and start one model.
 
     Raises:
         ArtifactError: the model directory is damaged, or its tokenizer does not fit the vocabulary.
-        ParameterError: the device does not exist, the model is of a kind that is not served, or a setting does not
-            fit it.
+        ParameterError: the device does not exist, the model is of a kind that is not served, does not fit or would be
+            too slow, or a setting does not fit it.
         EngineUnavailable: warm-up failed.
     """
     started = time.monotonic()
-    device, placement = choose_placement(device=settings.device, dtype=settings.dtype)
+    plan = plan_loading(settings)
+    if leader is not None:
+        leader.serve(decided(plan.settings, dtype=plan.placement.dtype))
     directory = Path(settings.model_path)
     check_memory(directory)
-    with started_with_cache(settings.compilation_cache, device=device) as cache:
-        with jax.default_device(device):
-            module = load_model(directory, dtype=placement.dtype)
+    with started_with_cache(settings.compilation_cache, device=plan.device) as cache:
+        meshes = ServingMesh.groups(plan.settings.mesh, device=plan.device)
+
+        def load(mesh: ServingMesh) -> nnx.Module:
+            with jax.default_device(mesh.own_device):
+                return plan.load(directory, layout=mesh.layout(plan.description))
+
         served = serve(
             LoadedModel(
-                settings=settings,
+                settings=plan.settings,
                 directory=directory,
-                description=describe(directory),
-                module=module,
-                device=device,
-                placement=placement,
+                description=plan.description,
+                module=load(meshes[0]),
+                device=plan.device,
+                placement=plan.placement,
+                meshes=meshes,
+                load=load,
+                leader=leader,
             )
         )
         cached = {} if cache is None else cache.facts(what=repr(dataclasses.replace(settings, deployment_id="")))
     facts = {
         **identity_facts(settings),
         "endpoint": served.endpoint,
-        "device": placement.device,
-        "device_reason": placement.device_reason,
-        "dtype": placement.dtype,
-        "dtype_reason": placement.dtype_reason,
+        **plan.facts,
         **served.facts,
         **cached,
         "start_seconds": round(time.monotonic() - started, 3),
@@ -280,7 +294,7 @@ def host(settings: ReplicaSettings) -> HostedModel:
         settings,
         served=served,
         facts=facts,
-        placement=placement,
+        placement=plan.placement,
         surroundings=digest_of_surroundings(directory),
     )
 

@@ -18,6 +18,7 @@ from pipeline.serving.engine_thread import ServingEngine
 from pipeline.serving.http_routes import make_application
 from pipeline.serving.mesh import ServingMesh
 from pipeline.serving.model_registry import ModelRegistry, Surface
+from pipeline.serving.multi_host import Leader
 from pipeline.serving.replica_settings import ReplicaSettings
 
 
@@ -36,6 +37,8 @@ class LoadedModel:
     """Of each copy of the model; `module` lies on the first."""
     load: Callable[[ServingMesh], nnx.Module]
     """Reads one more copy; raises `ArtifactError`."""
+    leader: Leader | None = None
+    """Of the other hosts, where the model lies on several."""
 
 
 @dataclass(frozen=True, kw_only=True)
