@@ -30,6 +30,8 @@ COMPANION_FILES = (
     "1_Pooling/config.json",
 )
 """Files beside the weights that go with the model unchanged, where they exist."""
+COMPANION_PATTERN = "additional_chat_templates/*.jinja"
+"""More of them, by the names of chat templates."""
 
 
 STORED_DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -111,9 +113,9 @@ class BesideTheWeights:
 
     def companions(self) -> dict[str, bytes]:
         """See `CheckpointSource.companions`."""
-        return {
-            name: read_bytes(self.directory / name) for name in COMPANION_FILES if (self.directory / name).is_file()
-        }
+        named = (path.relative_to(self.directory).as_posix() for path in self.directory.glob(COMPANION_PATTERN))
+        names = (*COMPANION_FILES, *sorted(named))
+        return {name: read_bytes(self.directory / name) for name in names if (self.directory / name).is_file()}
 
 
 def stored_dtype(header: TensorHeader, *, path: Path) -> np.dtype[Any]:
