@@ -4,33 +4,30 @@ Owns the names of verbs and options and the way an error becomes an exit code. T
 dotted string that is loaded when the verb is called, so that `--help` loads no framework and answers at once.
 """
 
-import importlib
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from pipeline.errors import EXIT_CODE_INTERRUPTED, Interrupted, PipelineError
-
-VERBS: Mapping[str, str] = {
-    "run": "pipeline.cli.run:run",
-    "rerun": "pipeline.cli.run:rerun",
-    "plan": "pipeline.cli.plan:plan",
-    "validate": "pipeline.cli.plan:validate",
-    "schema": "pipeline.cli.plan:schema",
-    "runs": "pipeline.cli.runs:runs",
-    "show": "pipeline.cli.runs:show",
-    "logs": "pipeline.cli.runs:logs",
-    "ui": "pipeline.cli.services:ui",
-    "down": "pipeline.cli.services:down",
-    "convert": "pipeline.cli.conversion:convert",
-    "diff": "pipeline.cli.agreement:diff",
-    "parity": "pipeline.cli.agreement:parity",
-    "verify-resume": "pipeline.cli.verify_resume:run",
-    "bench": "pipeline.cli.bench:bench",
-}
+from pipeline.cli.options import (
+    Address,
+    Cluster,
+    Deployment,
+    Ephemeral,
+    Flow,
+    Force,
+    Json,
+    NoTracking,
+    Params,
+    Reason,
+    Run,
+    Source,
+    StoreOption,
+    Verbose,
+)
+from pipeline.cli.verbs import call
+from pipeline.errors import EXIT_CODE_INTERRUPTED, PipelineError
 
 app = typer.Typer(
     name="pipeline",
@@ -40,25 +37,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-Flow = Annotated[Path, typer.Argument(help="The flow: a YAML file.", show_default=False)]
-Run = Annotated[str, typer.Argument(help="A run id, a unique part of one, or `latest`.")]
-Source = Annotated[
-    str, typer.Argument(help="A checkpoint: a path, an fsspec URL or models:/name@alias.", show_default=False)
-]
-Params = Annotated[
-    list[str] | None, typer.Option("--param", "-P", help="NAME=VALUE, converted by the flow's schema; repeatable.")
-]
-StoreOption = Annotated[
-    str | None, typer.Option("--store", help="Path or fsspec URL of the store; `.pipeline/` in the project by default.")
-]
-Address = Annotated[str | None, typer.Option("--address", help="host:port of an existing Ray cluster.")]
-Cluster = Annotated[Path | None, typer.Option("--cluster", help="A cluster file, see configs/clusters/.")]
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show Ray's own messages and tracebacks.")]
-Ephemeral = Annotated[bool, typer.Option("--ephemeral", help="Stop everything at the end, the endpoint too.")]
-Force = Annotated[list[str] | None, typer.Option("--force", help="Run this stage even if it could be reused.")]
-NoTracking = Annotated[bool, typer.Option("--no-tracking", help="Do not talk to MLflow.")]
 
 
 @app.command()
@@ -75,7 +53,7 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Run a flow: reuse what is committed, run the rest, leave the endpoint up."""
-    _call(
+    call(
         "run",
         flow_path=flow,
         overrides=param or [],
@@ -102,7 +80,7 @@ def rerun(
     verbose: Verbose = False,
 ) -> None:
     """Take up a run that crashed, failed or was interrupted, from what was committed."""
-    _call(
+    call(
         "rerun",
         run=run,
         store=store,
@@ -126,7 +104,7 @@ def plan(
     json: Json = False,
 ) -> None:
     """Show what a run would do: which stages are reused or run, why, and what they take."""
-    _call(
+    call(
         "plan",
         flow_path=flow,
         overrides=param or [],
@@ -141,13 +119,13 @@ def plan(
 @app.command()
 def validate(flow: Flow, param: Params = None, json: Json = False) -> None:
     """Check a flow and say everything that is wrong with it."""
-    _call("validate", flow_path=flow, overrides=param or [], as_json=json)
+    call("validate", flow_path=flow, overrides=param or [], as_json=json)
 
 
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of flows."""
-    _call("schema")
+    call("schema")
 
 
 @app.command()
@@ -157,13 +135,13 @@ def runs(
     json: Json = False,
 ) -> None:
     """List runs, newest first."""
-    _call("runs", limit=limit, store=store, as_json=json)
+    call("runs", limit=limit, store=store, as_json=json)
 
 
 @app.command()
 def show(run: Run = "latest", store: StoreOption = None, json: Json = False) -> None:
     """Show one run: stages, attempts, metrics, gates."""
-    _call("show", run=run, store=store, as_json=json)
+    call("show", run=run, store=store, as_json=json)
 
 
 @app.command()
@@ -175,7 +153,7 @@ def logs(
     json: Json = False,
 ) -> None:
     """Print what a stage said and printed."""
-    _call("logs", run=run, stage=stage, attempt=attempt, store=store, as_json=json)
+    call("logs", run=run, stage=stage, attempt=attempt, store=store, as_json=json)
 
 
 @app.command()
@@ -185,13 +163,69 @@ def ui(
     host: Annotated[str, typer.Option(help="Interface to listen on.")] = "127.0.0.1",
 ) -> None:
     """Start MLflow's UI on the store; Ctrl-C stops it."""
-    _call("ui", store=store, port=port, host=host)
+    call("ui", store=store, port=port, host=host)
 
 
 @app.command()
 def down(store: StoreOption = None, json: Json = False) -> None:
     """Stop the endpoint and the local Ray head that runs started."""
-    _call("down", store=store, as_json=json)
+    call("down", store=store, as_json=json)
+
+
+@app.command()
+def deployments(
+    name: Annotated[str | None, typer.Argument(help="Show the events of this one.", show_default=False)] = None,
+    store: StoreOption = None,
+    address: Address = None,
+    cluster: Cluster = None,
+    json: Json = False,
+) -> None:
+    """List what serves: version, since when, replicas, endpoint, health, traffic; or the events of one deployment."""
+    call("deployments", name=name, store=store, address=address, cluster=cluster, as_json=json)
+
+
+@app.command()
+def promote(
+    name: Deployment,
+    version: Annotated[
+        str,
+        typer.Argument(
+            help="A version or alias of the registry, the beginning of a digest, or `challenger`.", show_default=False
+        ),
+    ],
+    reason: Reason = "",
+    store: StoreOption = None,
+    address: Address = None,
+    cluster: Cluster = None,
+    json: Json = False,
+) -> None:
+    """Serve another version of a deployment; the one that serves goes on until the other answers."""
+    call(
+        "promote",
+        name=name,
+        version=version,
+        reason=reason,
+        store=store,
+        address=address,
+        cluster=cluster,
+        as_json=json,
+    )
+
+
+@app.command()
+def rollback(
+    name: Deployment,
+    to: Annotated[
+        str | None, typer.Option("--to", help="The version; the one before by default.", show_default=False)
+    ] = None,
+    reason: Reason = "",
+    store: StoreOption = None,
+    address: Address = None,
+    cluster: Cluster = None,
+    json: Json = False,
+) -> None:
+    """Serve the version before; its parameters are still in memory where shapes are the same."""
+    call("rollback", name=name, to=to, reason=reason, store=store, address=address, cluster=cluster, as_json=json)
 
 
 @app.command()
@@ -207,7 +241,7 @@ def convert(
     json: Json = False,
 ) -> None:
     """Convert a model: a torch checkpoint to Flax, or a Flax directory to another format."""
-    _call(
+    call(
         "convert",
         source=source,
         to=to,
@@ -231,7 +265,7 @@ def diff(
     json: Json = False,
 ) -> None:
     """Compare two checkpoints tensor by tensor: missing, extra, shape, dtype, numbers."""
-    _call("diff", first=first, second=second, tolerance=tolerance, as_json=json)
+    call("diff", first=first, second=second, tolerance=tolerance, as_json=json)
 
 
 @app.command()
@@ -248,7 +282,7 @@ def parity(
     json: Json = False,
 ) -> None:
     """Prove that a torch checkpoint and its Flax model compute the same: tensors, blocks, outputs."""
-    _call(
+    call(
         "parity",
         source=source,
         flax=flax,
@@ -279,7 +313,7 @@ def verify_resume(
     json: Json = False,
 ) -> None:
     """Kill a training stage and resume it: are losses, rows, parameters, optimizer and RNG bit-equal?"""
-    _call(
+    call(
         "verify-resume",
         flow_path=flow,
         stage=stage,
@@ -308,7 +342,7 @@ def bench(
     no_tracking: NoTracking = False,
 ) -> None:
     """Measure ours and its peers side by side in one run."""
-    _call(
+    call(
         "bench",
         name=name,
         rounds=rounds,
@@ -319,15 +353,6 @@ def bench(
         as_json=json,
         no_tracking=no_tracking,
     )
-
-
-def _call(verb: str, **arguments: Any) -> None:
-    module, _, name = VERBS[verb].partition(":")
-    try:
-        code = getattr(importlib.import_module(module), name)(**arguments)
-    except KeyboardInterrupt:  # typer would end without a word
-        raise Interrupted("interrupted") from None
-    raise typer.Exit(code or 0)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from pipeline.cli.observers import make_observer
 from pipeline.cli.place import Place, find_place
 from pipeline.cli.text import duration, make_console, styled
 from pipeline.cli.trackers import make_tracker
-from pipeline.errors import EXIT_CODE_BY_CLASS, EXIT_CODE_INTERRUPTED
+from pipeline.errors import EXIT_CODE_BY_CLASS, EXIT_CODE_INTERRUPTED, Interrupted, StageError
 from pipeline.execution.driver import RunOptions, RunResult, run_flow
 from pipeline.execution.history import match_run
 from pipeline.execution.journal import read_record
@@ -80,6 +80,33 @@ def rerun(
         rerun_of=record.run_id,
     )
     return _run(flow, place=place, options=options, no_tracking=no_tracking, as_json=as_json)
+
+
+def run_to_end(flow: Flow, *, place: Place) -> None:
+    """Run a part of a flow for another verb, in this process: no cluster is started.
+
+    Raises:
+        PipelineError: a stage failed.
+    """
+    observer = make_observer(as_json=False)
+    options = RunOptions(
+        store_url=place.store_url, state_directory=place.state_directory, ephemeral=True, backend="inline"
+    )
+    try:
+        with _interrupts() as is_interrupted:
+            result = run_flow(
+                flow,
+                options=options,
+                make_tracker=_tracker_maker(place, no_tracking=True),
+                observer=observer,
+                is_interrupted=is_interrupted,
+            )
+    finally:
+        observer.close()
+    if result.view.status is RunStatus.INTERRUPTED:
+        raise Interrupted("interrupted")
+    if result.failure is not None:
+        raise StageError(result.failure.message)
 
 
 def _run(flow: Flow, *, place: Place, options: RunOptions, no_tracking: bool, as_json: bool) -> int:

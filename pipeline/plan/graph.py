@@ -24,7 +24,7 @@ from pipeline.stages.protocol import Resources
 from pipeline.stages.reference import OutputReference
 from pipeline.stages.registry import KINDS, StageKind, outputs_of
 
-__all__ = ["Flow", "ResolvedStage", "dependents", "levels", "open_flow", "open_flow_text", "resolve"]
+__all__ = ["Flow", "ResolvedStage", "ancestors", "dependents", "levels", "open_flow", "open_flow_text", "resolve"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +82,18 @@ def dependents(stages: Sequence[ResolvedStage], name: str) -> tuple[str, ...]:
         if found.intersection(stage.needs):
             found.add(stage.name)
     return tuple(stage.name for stage in stages if stage.name in found and stage.name != name)
+
+
+def ancestors(stages: Sequence[ResolvedStage], name: str) -> tuple[str, ...]:
+    """Names of all stages that `name` needs, directly or not; `stages` are in order."""
+    needs = {stage.name: stage.needs for stage in stages}
+    found, open_names = set(), [*needs[name]]
+    while open_names:
+        one = open_names.pop()
+        if one not in found:
+            found.add(one)
+            open_names += needs[one]
+    return tuple(stage.name for stage in stages if stage.name in found)
 
 
 def _finish(flow: FlowSpec, problems: Sequence[Problem]) -> Flow:

@@ -57,7 +57,7 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
     dataset = open_dataset(source.path)
     rows = {split: dataset.num_rows(split) for split in ("train", "validation")}
     context.reporter.dataset("train", digest=source.digest, source=source.stage, facts={"rows": rows})
-    config = _config(context, dataset)
+    config = config_of(parameters, dataset, project_root=context.project_root)
     gpus = resources.gpus or 0.0
     device = choose_device(parameters.device, gpus_per_worker=gpus, available_gpus=cluster_gpus())
     check_precision(config.precision, device=device.device)
@@ -97,14 +97,15 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
     )
 
 
-def _config(context: StageContext[TrainFsdpParameters], dataset: PackedDataset | ArrayDataset) -> TrainConfig:
+def config_of(
+    parameters: TrainFsdpParameters, dataset: PackedDataset | ArrayDataset, *, project_root: Path
+) -> TrainConfig:
     """The run's config.
 
     Raises:
         ParameterError: the config file is wrong, the kind of model is not that of the dataset, or a parameter is set
             that only a module of the user's own has.
     """
-    parameters = context.parameters
     own, is_arrays = is_function(parameters.model), isinstance(dataset, ArrayDataset)
     if own != is_arrays:
         held = "arrays" if is_arrays else "rows of tokens"
@@ -117,7 +118,7 @@ def _config(context: StageContext[TrainFsdpParameters], dataset: PackedDataset |
             f"model {parameters.model!r} is a config file, which has no factory and is trained by cross entropy",
             hint="leave out `model_arguments` and `loss`; they are for module:factory",
         )
-    model = parameters.model if own else read_model_config(context.project_root / parameters.model)
+    model = parameters.model if own else read_model_config(project_root / parameters.model)
     return TrainConfig(model=model, **parameters.model_dump(exclude=NOT_CONFIG))
 
 

@@ -207,7 +207,18 @@ def start_generation(store: Store, worker: WorkerContext) -> int:
 
 def seed_rank(worker: WorkerContext, *, seed: int, step: int) -> None:
     """Seed this rank's RNG as a function of (seed, step, rank)."""
-    torch.manual_seed((seed * 1_000_003 + step) * 65_537 + worker.rank)
+    torch.manual_seed(_seed_of(worker, seed=seed, step=step))
+
+
+def has_drawn(worker: WorkerContext, *, seed: int) -> bool:
+    """True where this rank has drawn random numbers since it was seeded for step 0, as dropout does."""
+    current = torch.cuda.get_rng_state(worker.torch_device) if worker.device == "cuda" else torch.get_rng_state()
+    fresh = torch.Generator(worker.torch_device).manual_seed(_seed_of(worker, seed=seed, step=0))
+    return not torch.equal(current, fresh.get_state())
+
+
+def _seed_of(worker: WorkerContext, *, seed: int, step: int) -> int:
+    return (seed * 1_000_003 + step) * 65_537 + worker.rank
 
 
 def _rank_file(rank: int) -> str:

@@ -73,6 +73,11 @@ def choose_device(
     return DeviceChoice(device="cpu", reason=f"auto: {why}")
 
 
+def num_cuda_devices() -> int:
+    """CUDA devices that torch sees on this machine."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def check_device_present(device: Literal["cpu", "cuda"]) -> None:
     """Called in a rank: refuse to train on another device than the one that was chosen.
 

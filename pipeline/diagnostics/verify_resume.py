@@ -1,0 +1,255 @@
+"""`pipeline verify-resume`: does a training that was killed and resumed give what a straight one gives?
+
+Owns the experiment: one straight training, one that a rank's SIGKILL ends at each chosen step and that then resumes,
+and one that goes on with another number of ranks. Knows nothing of flows or Ray. The one decision: at the same number
+of ranks everything must be equal to the bit (losses, rows, parameters, optimizer, RNG); at another one the rows must be
+the same and the losses within a stated tolerance, because float32 sums come in another order. Where the model draws
+random numbers, other ranks draw others, and their losses are shown but not judged.
+"""
+
+import functools
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.errors import ClusterError, ParameterError, StageError
+from pipeline.stages.reporting import BufferedReporter
+from pipeline.training.checkpoint import has_drawn
+from pipeline.training.commit import CheckpointCommit
+from pipeline.training.config import TrainConfig
+from pipeline.training.loop import train
+from pipeline.training.reporter import SilentReporter
+from pipeline.training.session import TrainJob
+from pipeline.training.spawn import spawn
+from pipeline.training.state_difference import state_differences
+from pipeline.training.watched_rows import Kill, RowLog, WatchedRows, read_rows
+from pipeline.training.worker import WorkerContext, joined
+
+OTHER_WORLD_TOLERANCE = 1e-3
+"""Relative, of a loss: float32 sums in another order, amplified by the steps that follow."""
+TIMEOUT_SECONDS = 3600.0
+NUM_KILLS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """What one training left."""
+
+    commit: CheckpointCommit
+    resumed_from: int
+    losses: dict[int, float]
+    """Of every step that this start took, by the number of steps done."""
+    draws: bool
+    """The model draws random numbers in training, as dropout does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResumeCase:
+    """One interruption and what came of it."""
+
+    killed_at: int
+    """The step (from 0) whose rows the killed rank asked for."""
+    world_size: int
+    """Ranks that resumed."""
+    resumed_from: int
+    loss_error: float
+    """Largest relative error of a loss after resuming."""
+    problems: tuple[str, ...]
+    """What is not as it must be; empty where all is."""
+
+    @property
+    def ok(self) -> bool:
+        """True where nothing differs."""
+        return not self.problems
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResumeReport:
+    """Every interruption."""
+
+    steps: int
+    world_size: int
+    checkpoint_every_steps: int
+    draws: bool
+    """The model draws random numbers; losses at another number of ranks are not judged."""
+    cases: tuple[ResumeCase, ...]
+
+    @property
+    def ok(self) -> bool:
+        """True where every case is."""
+        return all(case.ok for case in self.cases)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "ok": self.ok, "cases": [{**asdict(case), "ok": case.ok} for case in self.cases]}
+
+
+def default_kills(steps: int) -> tuple[int, ...]:
+    """Steps early, in the middle and late, away from the first one, where there is nothing to resume."""
+    return tuple(sorted({max(1, steps * (index + 1) // (NUM_KILLS + 1)) for index in range(NUM_KILLS)}))
+
+
+def verify_resume(
+    config: TrainConfig,
+    *,
+    open_dataset: Callable[[], Any],
+    project_root: str,
+    work: Path,
+    world_size: int,
+    other_world_size: int | None,
+    kills: Sequence[int],
+    device: Literal["cpu", "cuda"] = "cpu",
+    notice: Callable[[str], None] = lambda text: None,
+) -> ResumeReport:
+    """Run the experiment with ranks of this machine.
+
+    Args:
+        config: of the training; `steps` and `checkpoint_every_steps` are those of the experiment.
+        open_dataset: opens the dataset in a rank's process; must pickle.
+        project_root: where the user's own modules are.
+        work: an empty directory.
+        world_size: ranks that are killed and that resume.
+        other_world_size: ranks that go on from the last kill's checkpoint; None leaves that out.
+        kills: steps (from 0) at which a rank is killed.
+        device: of every rank.
+        notice: told what begins.
+
+    Raises:
+        ParameterError: a step to kill at is not one of the run's.
+        PipelineError: what a training raised that was not killed.
+    """
+    wrong = [step for step in kills if not 0 <= step < config.steps]
+    if wrong:
+        raise ParameterError(
+            f"cannot kill at step {', '.join(map(str, wrong))}: the run has steps 0 to {config.steps - 1}"
+        )
+
+    start = functools.partial(spawn, timeout_seconds=TIMEOUT_SECONDS, device=device)
+
+    def job(name: str, *, log: str | None = None, kill: Kill | None = None) -> TrainJob:
+        watched = functools.partial(WatchedRows, open_dataset, log_directory=work / (log or name) / "rows", kill=kill)
+        return TrainJob(
+            config=config, workspace=str(work / name / "workspace"), open_dataset=watched, project_root=project_root
+        )
+
+    notice(f"{config.steps} steps straight on {world_size} ranks")
+    straight = start(train_all, [job("straight")], world_size=world_size)[0][0]
+    for index, step in enumerate(kills):
+        kill = Kill(step=step, rank=index % world_size)
+        notice(f"killing rank {kill.rank} at step {step}")
+        _die(functools.partial(start, train_all, [job(f"kill-{step}", kill=kill)], world_size=world_size))
+    if other_world_size is not None:  # before the others resume: it needs the checkpoints as the kill left them
+        shutil.copytree(work / f"kill-{kills[-1]}", work / "elsewhere")
+    notice(f"resuming {len(kills)} times on {world_size} ranks")
+    resumed = start(train_all, [job(f"kill-{step}") for step in kills], world_size=world_size)[0]
+    cases = [
+        _judge(step, trained, straight=straight, work=work, name=f"kill-{step}", world_size=world_size, is_same=True)
+        for step, trained in zip(kills, resumed, strict=True)
+    ]
+    if other_world_size is not None:
+        notice(f"going on with {other_world_size} rank(s)")
+        moved = start(train_all, [job("elsewhere", log="moved")], world_size=other_world_size)[0][0]
+        cases.append(
+            _judge(
+                kills[-1],
+                moved,
+                straight=straight,
+                work=work,
+                name="moved",
+                world_size=other_world_size,
+                is_same=False,
+            )
+        )
+    return ResumeReport(
+        steps=config.steps,
+        world_size=world_size,
+        checkpoint_every_steps=config.checkpoint_every_steps,
+        draws=straight.draws,
+        cases=tuple(cases),
+    )
+
+
+def train_all(worker: WorkerContext, jobs: Sequence[TrainJob]) -> list[Trained]:
+    """Train one job after the other in one process group; called in each rank."""
+    found = []
+    with joined(worker):
+        inner = replace(worker, store_address=None)
+        for job in jobs:
+            reporter = BufferedReporter()
+            result = train(inner, job, reporter=reporter if worker.is_first else SilentReporter())
+            losses = {
+                report.step: report.payload["loss"]
+                for report in reporter.drain()
+                if report.kind == "metrics" and report.step is not None and "loss" in report.payload
+            }
+            found.append(
+                Trained(
+                    commit=result.commit,
+                    resumed_from=result.resumed_from_step,
+                    losses=losses,
+                    draws=has_drawn(worker, seed=job.config.seed),
+                )
+            )
+    return found
+
+
+def _die(start: Callable[[], Any]) -> None:
+    """Run a training that must not survive.
+
+    Raises:
+        StageError: it did.
+    """
+    try:
+        start()
+    except ClusterError:
+        return  # a rank died; the other lost contact
+    raise StageError("a training whose rank was to be killed came to its end", hint="this is a fault of the experiment")
+
+
+def _judge(
+    step: int, trained: Trained, *, straight: Trained, work: Path, name: str, world_size: int, is_same: bool
+) -> ResumeCase:
+    problems = []
+    expected = {done: loss for done, loss in straight.losses.items() if done > trained.resumed_from}
+    errors = [
+        abs(trained.losses[done] - loss) / max(abs(loss), 1e-12)
+        for done, loss in expected.items()
+        if done in trained.losses
+    ]
+    loss_error = max(errors, default=0.0)
+    if trained.losses.keys() != expected.keys():
+        problems.append(f"steps: losses of {sorted(trained.losses)}, not of {sorted(expected)}")
+    if is_same and trained.losses != expected:
+        problems.append(f"losses: differ by up to {loss_error:.1e}")
+    elif loss_error > OTHER_WORLD_TOLERANCE and not straight.draws:
+        problems.append(f"losses: differ by up to {loss_error:.1e}; {OTHER_WORLD_TOLERANCE:.0e} is allowed")
+    first = 0 if is_same else trained.resumed_from  # the log of other ranks begins where they go on
+    rows = {at: ranks for at, ranks in read_rows(work / "straight" / "rows").items() if at >= first}
+    problems += _row_problems(rows, read_rows(work / name / "rows"), is_same=is_same)
+    if is_same:
+        problems += state_differences(
+            str(work / name / "workspace"),
+            trained.commit,
+            other_workspace=str(work / "straight" / "workspace"),
+            other=straight.commit,
+        )
+    return ResumeCase(
+        killed_at=step,
+        world_size=world_size,
+        resumed_from=trained.resumed_from,
+        loss_error=loss_error,
+        problems=tuple(problems),
+    )
+
+
+def _row_problems(expected: RowLog, found: RowLog, *, is_same: bool) -> list[str]:
+    """Steps whose rows were others, by rank, or over all ranks where their number has changed."""
+
+    def seen(log: RowLog, step: int) -> Any:
+        ranks = log.get(step, [])
+        return ranks if is_same else sorted(row for rows in ranks for row in rows)
+
+    different = [step for step in expected if seen(found, step) != seen(expected, step)]
+    return [f"rows: other ones at step {', '.join(map(str, different))}"] if different else []

@@ -1,0 +1,73 @@
+"""What differs between two committed checkpoints, to the bit.
+
+Owns the comparison of parameters, optimizer state and RNG states. Knows nothing of how they came about. The one
+decision: checkpoints are compared as they lie in the store, by one process, so that nothing that loads them can hide a
+difference.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from pipeline.artifacts.store import open_store
+from pipeline.training.checkpoint import DCP_DIRECTORY
+from pipeline.training.commit import CheckpointCommit
+
+MAX_NAMED = 3
+
+
+def state_differences(
+    workspace: str, commit: CheckpointCommit, *, other_workspace: str, other: CheckpointCommit
+) -> list[str]:
+    """Every kind of state that is not bit-equal, with how many entries differ and the first of them by name."""
+    ours, theirs = (_state(place, made) for place, made in ((workspace, commit), (other_workspace, other)))
+    found = []
+    for kind in sorted({*ours, *theirs}):
+        names = sorted({*ours.get(kind, {}), *theirs.get(kind, {})})
+        different = [
+            name for name in names if not _is_equal(ours.get(kind, {}).get(name), theirs.get(kind, {}).get(name))
+        ]
+        if different:
+            more = ", ..." if len(different) > MAX_NAMED else ""
+            found.append(f"{kind}: {len(different)} of {len(names)} differ ({', '.join(different[:MAX_NAMED])}{more})")
+    return found
+
+
+def _state(workspace: str, commit: CheckpointCommit) -> dict[str, dict[str, Any]]:
+    directory = open_store(workspace).local_path(commit.key.prefix)
+    with tempfile.TemporaryDirectory(prefix="pipeline-compare-") as scratch:
+        whole = Path(scratch, "whole.pt")
+        dcp_to_torch_save(directory / DCP_DIRECTORY, whole)
+        held = torch.load(whole, map_location="cpu", weights_only=True)
+    state = {kind: dict(_flat(values, "")) for kind, values in held.items()}
+    state["rng"] = {
+        name: value
+        for path in sorted(directory.glob("rank-*.pt"))
+        for name, value in _flat(torch.load(path, map_location="cpu", weights_only=True), f"{path.stem}.")
+    }
+    return state
+
+
+def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _flat(item, f"{prefix}{name}.")
+    else:
+        yield prefix.rstrip("."), value
+
+
+def _is_equal(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        # Bytes, not values: NaN is equal to itself here and 0.0 is not -0.0.
+        return (
+            left.dtype == right.dtype
+            and left.shape == right.shape
+            and torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))
+            if left.ndim
+            else left.dtype == right.dtype and torch.equal(left.reshape(1), right.reshape(1))
+        )
+    return type(left) is type(right) and bool(left == right)

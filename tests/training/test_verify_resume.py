@@ -1,0 +1,110 @@
+"""The experiment of `pipeline verify-resume`, on a tiny model: it finds equality, and it finds what differs."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rank_functions import train_recorded
+
+from pipeline.data.packed import PackedDataset
+from pipeline.diagnostics.verify_resume import default_kills, verify_resume
+from pipeline.errors import ParameterError
+from pipeline.training.state_difference import state_differences
+from pipeline.training.watched_rows import WatchedRows, digests_of, read_rows
+
+
+class ShiftingRows:
+    """Gives other rows once a training has come to its last step: a data position that is not restored."""
+
+    def __init__(self, path: Path, *, mark: Path, last_step: int) -> None:
+        self._rows, self._mark, self._last_step = PackedDataset.open(path, verify=False), mark, last_step
+        self._is_shifted = mark.exists()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rows, name)
+
+    def train_rows(self, step: int, **options: Any) -> np.ndarray:
+        if step == self._last_step:
+            self._mark.touch()
+        return self._rows.train_rows(step + self._is_shifted, **options)
+
+
+@pytest.fixture
+def experiment(make_job, tmp_path: Path):
+    job = make_job(steps=10, checkpoint_every_steps=3, validate_every_steps=10)
+
+    def run(open_dataset: Any = job.open_dataset, **options: Any) -> Any:
+        given = {"kills": (4, 9), "world_size": 2, "other_world_size": 1} | options
+        return verify_resume(job.config, open_dataset=open_dataset, project_root=".", work=tmp_path / "work", **given)
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_killed_training_is_bit_equal_and_other_ranks_go_on(experiment) -> None:
+    report = experiment()
+    assert [(case.killed_at, case.resumed_from, case.world_size) for case in report.cases] == [
+        (4, 3, 2),
+        (9, 9, 2),
+        (9, 9, 1),
+    ]
+    assert [case.problems for case in report.cases] == [()] * 3
+    assert report.ok
+    assert report.to_json()["ok"]
+    assert [case.loss_error for case in report.cases[:2]] == [0.0] * 2
+    assert not report.draws
+
+
+@pytest.mark.slow
+def test_a_data_position_that_is_lost_is_found(experiment, token_rows: Path, tmp_path: Path) -> None:
+    shifting = functools.partial(ShiftingRows, token_rows, mark=tmp_path / "mark", last_step=9)
+    report = experiment(shifting, kills=(4,), other_world_size=None)
+    (case,) = report.cases
+    assert not report.ok
+    told = "\n".join(case.problems)
+    assert "losses: differ" in told
+    assert "rows: other ones at step 0, 1, 2" in told
+    assert "model: " in told
+    assert "optimizer: " in told
+
+
+def test_kills_are_steps_of_the_run(experiment) -> None:
+    assert default_kills(10) == (2, 5, 7)
+    assert default_kills(2) == (1,)
+    with pytest.raises(ParameterError, match="cannot kill at step 10, 12: the run has steps 0 to 9"):
+        experiment(kills=(3, 10, 12))
+
+
+def test_a_difference_in_any_kind_of_state_is_named(make_job, one_rank, tmp_path: Path) -> None:
+    runs = {name: train_recorded(one_rank, make_job(workspace=tmp_path / name))[0] for name in ("one", "two")}
+    other = {"other_workspace": str(tmp_path / "two"), "other": runs["two"].commit}
+    assert state_differences(str(tmp_path / "one"), runs["one"].commit, **other) == []
+    rng = tmp_path / "two" / runs["two"].commit.key.prefix / "rank-00000.pt"
+    state = torch.load(rng, weights_only=True)
+    state["cpu"][0] += 1
+    torch.save(state, rng)
+    assert state_differences(str(tmp_path / "one"), runs["one"].commit, **other) == [
+        "rng: 1 of 1 differ (rank-00000.cpu)"
+    ]
+    again, _ = train_recorded(one_rank, make_job(workspace=tmp_path / "three", seed=1))
+    told = state_differences(
+        str(tmp_path / "one"), runs["one"].commit, other_workspace=str(tmp_path / "three"), other=again.commit
+    )
+    assert [line.split(":")[0] for line in told] == ["model", "optimizer", "rng"]
+
+
+def test_rows_are_logged_by_rank_and_the_last_ones_count(token_rows: Path, tmp_path: Path) -> None:
+    watched = WatchedRows(functools.partial(PackedDataset.open, token_rows), log_directory=tmp_path)
+    asked = {"rows_per_step": 4, "world_size": 2, "seed": 0}
+    given = [watched.train_rows(step, rank=rank, **asked) for step, rank in ((0, 0), (0, 1), (1, 0), (1, 1), (1, 0))]
+    assert read_rows(tmp_path) == {
+        0: [digests_of(given[0]), digests_of(given[1])],
+        1: [digests_of(given[4]), digests_of(given[3])],
+    }
+    assert len(set(digests_of(given[0]) + digests_of(given[1]))) == 4
+    arrays = {"b": np.arange(6).reshape(3, 2), "a": np.ones(3)}
+    assert digests_of(arrays) == digests_of(dict(reversed(arrays.items())))
+    assert len(set(digests_of(arrays))) == 3
