@@ -186,6 +186,7 @@ def limits_of(settings: ReplicaSettings, *, slots: int, context: int) -> Limits:
         decode_steps=settings.decode_steps,
         prefix_granularity=settings.prefix_cache_tokens,
         is_deterministic=settings.deterministic,
+        max_logprobs=settings.max_logprobs,
     )
 
 

@@ -34,6 +34,8 @@ class ReplicaSettings:
     prefix_cache_tokens: int = 0
     """Granularity at which prompts reuse what is in the cache; 0 reuses nothing."""
     deterministic: bool = False
+    max_logprobs: int = 5
+    """Alternatives a token that a request may ask for; 0 compiles none."""
     device: str = "auto"
     dtype: str = "auto"
     max_batch_rows: int = 32

@@ -164,6 +164,7 @@ def _settings(context: StageContext[DeployServeParameters], model: InputArtifact
         decode_steps=parameters.decode_steps,
         prefix_cache_tokens=parameters.prefix_cache_tokens,
         deterministic=parameters.deterministic,
+        max_logprobs=parameters.max_logprobs,
         device=_device(parameters.device, gpus=context.resources.gpus or 0.0),
         dtype=parameters.dtype,
         min_tokens_per_second=parameters.min_tokens_per_second,

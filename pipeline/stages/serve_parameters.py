@@ -80,6 +80,13 @@ class DeployServeParameters(Parameters):
         description="Completions: the same tokens, bit for bit, alone, in a full batch and after a prefix hit; each "
         "step then computes all slots and the whole context.",
     )
+    max_logprobs: int = Field(
+        5,
+        ge=0,
+        le=20,
+        description="Completions: alternatives a token whose log-probabilities a request may ask for; 0 computes none, "
+        "and spares their compile.",
+    )
     max_batch_rows: int = Field(
         32, ge=1, le=4096, description="Embeddings and predictions: rows of all requests in one forward pass."
     )
