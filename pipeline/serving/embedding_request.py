@@ -13,7 +13,7 @@ from pipeline.serving.json_body import Fields, is_tokens, shown
 
 MAX_INPUTS = 2048
 """OpenAI's."""
-_READ = ("model", "input", "encoding_format", "dimensions")
+READ = ("model", "input", "encoding_format", "dimensions")
 _IGNORED = ("user",)
 FORMATS = ("float", "base64")
 
@@ -55,7 +55,7 @@ def parse_embedding(fields: Mapping[str, Any], *, model: EmbeddingModel, encoder
         # Cutting a vector is only right for models that were trained for it, and nothing in a checkpoint says so.
         reader.complain("dimensions", f"this model's vectors have {model.size} numbers, and are not shortened")
     texts = _texts(reader, model=model, encoder=encoder)
-    reader.refuse_unknown((*_READ, *_IGNORED))
+    reader.refuse_unknown((*READ, *_IGNORED))
     reader.raise_complaints()
     return EmbeddingRequest(texts=texts, is_base64=encoding_format == "base64")
 
