@@ -99,7 +99,8 @@ def bring(
     if api_key is not None:
         settings = replace(settings, smoke_key_digest=digest_of(api_key))
     running = running_applications()
-    _refuse_second_home(settings.name, application=application, running=running)
+    if application != challenger_application(settings.name):
+        _refuse_second_home(settings.name, application=application, running=running)
     found = running.get(application)
     before = None if found is None else found.config.model(settings.name)
     rolled = roll_out(

@@ -14,15 +14,14 @@ from dataclasses import asdict, dataclass, replace
 from pipeline.artifacts.store import open_store
 from pipeline.errors import ClusterError, GateError
 from pipeline.serving.deployment_record import DeploymentEvent, VersionReference, append_event, operator
-from pipeline.serving.ray_rollout import roll_out, running_applications
+from pipeline.serving.ray_rollout import running_applications
 from pipeline.serving.ray_serve import Endpoint
 from pipeline.serving.ray_traffic import challenger_application, collect, set_traffic, take_down
-from pipeline.serving.replica_settings import ProcessSettings, ReplicaConfig, ReplicaSettings, same_executables
-from pipeline.serving.smoke import smoke, wait_for_version
+from pipeline.serving.replica_settings import ProcessSettings, ReplicaSettings, same_executables
 from pipeline.serving.traffic_conditions import Evidence, measured
 from pipeline.serving.traffic_judge import Judgement, Verdict, judge
 from pipeline.serving.traffic_settings import Mode, TrafficSettings
-from pipeline.stages.deployment import Watch
+from pipeline.stages.deployment import Watch, bring
 from pipeline.stages.parameters import DeployServeParameters
 from pipeline.stages.protocol import StageContext
 from pipeline.stages.traffic_parameters import CanaryParameters, ShadowParameters
@@ -129,24 +128,16 @@ def _challenger(
     take_down(application)  # of an attempt that was killed
     watch.note(f"starting the challenger {application}")
     try:
-        rolled = roll_out(
-            application,
-            ReplicaConfig(models=(settings,), process=replace(process, replicas=1, autoscaling=None)),
-            timeout_seconds=watch.seconds_left,
-            on_progress=watch.on_progress,
-        )
-        url = replace(at, route_prefix=rolled.route_prefix).url
-        health = wait_for_version(
-            url, model=settings.name, deployment_id=settings.deployment_id, timeout_seconds=watch.seconds_left
-        )
-        answer = smoke(
-            url,
-            endpoint=str(health["endpoint"]),
-            model=settings.name,
+        brought = bring(
+            settings,
+            application=application,
+            process=replace(process, replicas=1, autoscaling=None),
+            at=at,
             prompt=prompt,
-            timeout_seconds=watch.seconds_left,
+            watch=watch,
         )
-        watch.note(f"the challenger answers at {url} after {rolled.seconds:.1f} s: {answer.shown!r}")
+        url = brought.endpoint.url
+        watch.note(f"the challenger answers at {url}")
         yield url
     finally:
         take_down(application)

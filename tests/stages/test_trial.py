@@ -55,19 +55,18 @@ class Cluster:
         config = ReplicaConfig(models=(CHAMPION,), process=PROCESS)
         self.running = {"tiny": SimpleNamespace(config=config, num_running=3)} if running else {}
         monkeypatch.setattr(trial, "running_applications", lambda: self.running)
-        monkeypatch.setattr(trial, "roll_out", self.roll_out)
-        monkeypatch.setattr(trial, "wait_for_version", lambda url, **_: {"endpoint": "completions"})
-        monkeypatch.setattr(trial, "smoke", lambda url, **_: SimpleNamespace(shown="text"))
+        monkeypatch.setattr(trial, "bring", self.bring)
         monkeypatch.setattr(trial, "set_traffic", self.set_traffic)
         monkeypatch.setattr(trial, "collect", self.collect)
         monkeypatch.setattr(trial, "take_down", lambda name: self.asked.append(("down", name)))
         monkeypatch.setattr(trial, "JUDGE_SECONDS", 0.01)
 
-    def roll_out(self, application, config, **_):
-        self.asked.append(("start", application, config.process.replicas, config.process.autoscaling))
+    def bring(self, settings, *, application, process, at, **_):
+        assert settings == CHALLENGER
+        self.asked.append(("start", application, process.replicas, process.autoscaling))
         if self.start is not None:
             raise self.start
-        return SimpleNamespace(route_prefix=f"/{application}", seconds=1.0)
+        return SimpleNamespace(endpoint=dataclasses.replace(at, route_prefix=f"/{application}"))
 
     def set_traffic(self, application, traffic, **_):
         self.asked.append(("traffic", application, None if traffic is None else traffic.mode))
