@@ -17,6 +17,8 @@ from pipeline.stages.deployment import Watch
 from pipeline.stages.parameters import DeployServeParameters
 
 POLL_SECONDS = 0.2
+ONGOING_REQUESTS = 8
+"""That a replica should have, where the flow names neither these nor slots."""
 
 
 def least_replicas(parameters: DeployServeParameters) -> int:
@@ -55,7 +57,7 @@ def autoscaling_of(parameters: DeployServeParameters, *, isolation: str) -> dict
         "min_replicas": given.min_replicas,
         "max_replicas": given.max_replicas,
         "initial_replicas": max(1, given.min_replicas),
-        "target_ongoing_requests": float(given.target_ongoing_requests or parameters.slots),
+        "target_ongoing_requests": float(given.target_ongoing_requests or parameters.slots or ONGOING_REQUESTS),
         "upscale_delay_s": given.upscale_delay_seconds,
         "downscale_delay_s": given.downscale_delay_seconds,
         "downscale_to_zero_delay_s": given.downscale_delay_seconds if idle is None else idle,

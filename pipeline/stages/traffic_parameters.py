@@ -88,7 +88,7 @@ class AutoscalingParameters(_Strict):
     min_replicas: int = Field(1, ge=0, description="0 lets an idle deployment go; the next request waits for a start.")
     max_replicas: int = Field(ge=1, description="Never more.")
     target_ongoing_requests: float | None = Field(
-        None, gt=0, description="Requests in flight for each replica, on average; `slots` when absent."
+        None, gt=0, description="Requests in flight for each replica, on average; `slots` when absent, else 8."
     )
     upscale_delay_seconds: float = Field(10.0, ge=0, description="How long more replicas must be wanted.")
     downscale_delay_seconds: float = Field(300.0, ge=0, description="How long fewer must be wanted.")

@@ -266,8 +266,8 @@ def _event(
         how="unchanged",
         seconds=round(result.seconds, 3),
         gates={gate.metric: str(gate) for gate in result.judgement.gates},
-        reason=f"{result.judgement.verdict} of version {tried}: {result.judgement.reason}; run {context.run_id} of flow "
-        f"{context.flow}",
+        reason=f"{result.judgement.verdict} of version {tried}: {result.judgement.reason}; "
+        f"run {context.run_id} of flow {context.flow}",
         application=application,
         settings=asdict(champion),
     )
