@@ -15,6 +15,7 @@ TRACKERS: Mapping[str, str] = {
     "none": "pipeline.tracking.memory_tracker:MemoryTracker",
 }
 REGISTRY = "pipeline.tracking.mlflow_registry:MlflowRegistry"
+DEPLOYMENT_REGISTRY = "pipeline.tracking.mlflow_deployments:MlflowDeployments"
 FETCHED_DIRECTORY = "registered-models"
 """In the state directory: models that only the tracking server could give."""
 
@@ -42,6 +43,11 @@ def registered_source(place: Place, uri: str) -> str:
     """
     registry = _resolve(REGISTRY)(uri=default_tracking_uri(place))
     return str(registry.source(uri, cache=place.state_directory / FETCHED_DIRECTORY))
+
+
+def deployment_registry(place: Place) -> Any:
+    """MLflow's side of deployments: `find_version` and `record_deployment`."""
+    return _resolve(DEPLOYMENT_REGISTRY)(uri=default_tracking_uri(place))
 
 
 def _load(name: str) -> Callable[..., Any]:

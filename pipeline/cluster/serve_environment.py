@@ -16,6 +16,13 @@ MAX_SOCKET_PATH_BYTES = 97
 """HAProxy's limit: a unix socket's path may have 107 bytes, and it adds a process id while it reloads."""
 NODE_ID_CHARACTERS = 56
 """Ray Serve puts a directory named after the node between the configured directory and each file."""
+UNAVAILABLE = Path(__file__).with_name("unavailable.http")
+"""What HAProxy says in place of a replica: 503 with `Retry-After`; Ray Serve would have it say 500."""
+NUM_RETRIES = 3
+BUFFER_BYTES = 64 * 2**10
+"""A longer request is not sent again. HAProxy takes two such buffers for each connection that is busy."""
+SCALING_SECONDS = 1.0
+"""Between two messages of a replica about its requests in flight."""
 _PORT_RANGE = (20000, 29999)
 """Below Linux' ephemeral ports, above the well-known ones."""
 
@@ -60,9 +67,29 @@ def serve_environment(
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc_port),
         "RAY_SERVE_HAPROXY_NBTHREAD": str(num_threads),
+        **_when_a_replica_dies(),
         # One log datagram a request for metrics that /metrics of the replica has anyway.
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": f"{drain_seconds:g}",
+        # Replicas that scale tell the controller what is in flight; Ray Serve's 10 s would delay every decision.
+        "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": f"{SCALING_SECONDS:g}",
+    }
+
+
+def _when_a_replica_dies() -> dict[str, str]:
+    """A request whose replica died before it said anything goes to another one; where there is none, 503.
+
+    Asking twice changes nothing here: a request that was computed and not delivered leaves no trace. Ray Serve writes
+    both values into the `defaults` of HAProxy's configuration as they are, so the lines behind them are lines of it.
+    """
+    # Only a request that HAProxy holds whole can be sent again, so it waits for the body, and has room for it.
+    retry_on = ("conn-failure empty-response", "option http-buffer-request")
+    errors = tuple(f'errorfile {status} "{UNAVAILABLE}"' for status in (502, 503, 504))
+    return {
+        "RAY_SERVE_HAPROXY_RETRY_ON": "\n    ".join(retry_on),
+        "RAY_SERVE_HAPROXY_RETRIES": str(NUM_RETRIES),
+        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(BUFFER_BYTES),
+        "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "\n    ".join(("leastconn", *errors)),
     }
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.artifacts.store import Store
 from pipeline.errors import StoreError
+from pipeline.serving.replica_settings import ACCESS_FIELDS, ReplicaSettings
 
 PREFIX = "deployments"
 ACTIONS = ("deploy", "promote", "rollback", "canary", "shadow")
@@ -59,7 +60,7 @@ class DeploymentEvent:
     registered_model: str = ""
     """Name in the model registry; empty where the version is not registered."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """`ReplicaSettings` of the target."""
+    """`recorded_settings` of the target."""
 
     def as_json(self) -> dict[str, Any]:
         """What `read_event` reads again."""
@@ -81,6 +82,11 @@ def read_event(given: Mapping[str, Any]) -> DeploymentEvent:
             "target": VersionReference(**given["target"]),
         }
     )
+
+
+def recorded_settings(settings: ReplicaSettings) -> dict[str, Any]:
+    """Settings as an event keeps them: without who may ask, which is not part of a version."""
+    return {name: value for name, value in asdict(settings).items() if name not in ACCESS_FIELDS}
 
 
 def operator() -> str:

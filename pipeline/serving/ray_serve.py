@@ -56,9 +56,9 @@ class ServedReplica:
     """The actor: jitted JAX models that are their own HTTP server; all it is told comes through `reconfigure`."""
 
     def __init__(self) -> None:
-        self._share = settle()
+        self._share = settle()  # before the import below loads jax
         module, _, name = REPLICA.partition(":")
-        self._replica = getattr(importlib.import_module(module), name)()
+        self._replica = getattr(importlib.import_module(module), name)(self._share)
 
     def __serve_build_asgi_app__(self) -> Any:
         """The ASGI application; Ray Serve asks for it after the constructor."""
@@ -102,15 +102,14 @@ def ensure_serving(*, host: str, port: int | None) -> Endpoint:
         ParameterError: Serve runs at another port than the one asked for, or that port is taken.
         ClusterError: Serve's proxy did not come up.
     """
-    client = _get_global_client(raise_if_no_controller_running=False)
-    if client is not None:
-        running = client.http_config
+    running = listening()
+    if running is not None:
         if port is not None and port != running.port:
             raise ParameterError(
                 f"port: {port} was asked for, but Ray Serve of this cluster already listens on {running.port}",
                 hint="leave `port` out, or stop the cluster first (`pipeline down`)",
             )
-        return Endpoint(host=_reachable(running.host), port=running.port, route_prefix="/")
+        return running
     if port is not None and not _is_free(host, port):
         raise ParameterError(f"port: {port} is taken on this machine", hint="leave `port` out to get a free one")
     chosen = port if port is not None else next((p for p in PORTS if _is_free(host, p)), None)
@@ -124,6 +123,15 @@ def ensure_serving(*, host: str, port: int | None) -> Endpoint:
         serve.shutdown()
         raise ClusterError(f"Ray Serve could not listen on {host}:{chosen}: {_last_lines(error)}") from error
     return Endpoint(host=_reachable(host), port=chosen, route_prefix="/")
+
+
+def listening() -> Endpoint | None:
+    """Where Ray Serve of the connected cluster listens; None where it does not run."""
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is None:
+        return None
+    running = client.http_config
+    return Endpoint(host=_reachable(running.host), port=running.port, route_prefix="/")
 
 
 def _last_lines(error: BaseException) -> str:

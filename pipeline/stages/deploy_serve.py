@@ -10,7 +10,7 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,13 @@ from pipeline.models.decoders.partition import MeshSize
 from pipeline.models.decoders.readers import READERS, read_decoder
 from pipeline.serving.api_keys import read_key_digests
 from pipeline.serving.cache_budget import SHORTEST_CONTEXT
-from pipeline.serving.deployment_record import DeploymentEvent, VersionReference, append_event, operator
+from pipeline.serving.deployment_record import (
+    DeploymentEvent,
+    VersionReference,
+    append_event,
+    operator,
+    recorded_settings,
+)
 from pipeline.serving.memory import memory_need, why_too_big, why_weights_too_big
 from pipeline.serving.mesh_check import check_mesh
 from pipeline.serving.ray_serve import Endpoint, ensure_serving
@@ -263,7 +269,7 @@ def _registration(context: StageContext[DeployServeParameters]) -> Mapping[str, 
     path = registration.path / "registration.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {"version": found["version"], "name": found["name"], "tags": found.get("tags", {})}
+        return {"version": found["version"], "name": found.get("name", ""), "tags": found.get("tags", {})}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{path}: cannot be read as a registration: {error}") from error
 
@@ -303,7 +309,7 @@ def _event(
         reason=f"run {context.run_id} of flow {context.flow}",
         application=application,
         registered_model=str(registration.get("name", "")),
-        settings=asdict(settings),
+        settings=recorded_settings(settings),
     )
 
 
@@ -320,5 +326,5 @@ def _facts(settings: ReplicaSettings, *, brought: Brought, event: DeploymentEven
         "rolled_out": roll_out_text(brought.roll_out),
         **said,
         "smoke_text": brought.answer.shown,
-        "deployment_event": event.as_json(),
+        "deployment_event": {name: value for name, value in event.as_json().items() if name != "settings"},
     }

@@ -137,7 +137,7 @@ class MlflowRegistry:
             )
         number = str(version.version)
         if alias is not None:
-            _move_alias(client, name=name, alias=alias, version=number, run_id=tags.get("pipeline.run_id", ""))
+            move_alias(client, name=name, alias=alias, version=number, run_id=tags.get("pipeline.run_id", ""))
         return ModelVersion(name=name, version=number, alias=alias, uri=f"models:/{name}/{number}")
 
     def _readable_source(self, client: MlflowClient, *, source: str, parent: str | None, name: str) -> str:
@@ -180,7 +180,7 @@ def _alias_target(client: MlflowClient, name: str, alias: str) -> str | None:
     return None if found is None else str(found)
 
 
-def _move_alias(client: MlflowClient, *, name: str, alias: str, version: str, run_id: str) -> None:
+def move_alias(client: MlflowClient, *, name: str, alias: str, version: str, run_id: str) -> None:
     """Move the alias and tag both versions with `alias_move.ALIAS.TIME`; nothing where it is there already."""
     previous = _alias_target(client, name, alias)
     if previous == version:

@@ -29,6 +29,7 @@ from pipeline.tracking.delivery import (
     StartRun,
 )
 from pipeline.tracking.mlflow_client import all_experiments, experiment_id, find_run, open_client, translated
+from pipeline.tracking.mlflow_deployments import remember_deployment
 from pipeline.tracking.parameter_table import flatten
 from pipeline.tracking.redaction import scrub
 from pipeline.tracking.view import RunStatus, RunView, StageStatus, StageView
@@ -152,6 +153,9 @@ class MlflowWriter:
             self._log_figure(child, name, chart)
         status = view.status if view and view.status is not StageStatus.RUNNING else call.stage.status
         self._log_outcome(child, call.stage, time_seconds=ended_at)
+        event = call.stage.facts.get("deployment_event")
+        if isinstance(event, Mapping) and status is StageStatus.DONE:
+            remember_deployment(self._client, event)
         self._log(
             child,
             tags={

@@ -11,7 +11,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import converters
-from pipeline.cli.main import VERBS
+from pipeline.cli.verbs import VERBS
 from pipeline.cli.observers import make_observer
 from pipeline.execution.driver import RunOptions, run_flow
 from pipeline.plan.graph import open_flow

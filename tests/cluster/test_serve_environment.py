@@ -1,10 +1,16 @@
 """Two heads on one machine share no path and no port of HAProxy's."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.serve_environment import MAX_SOCKET_PATH_BYTES, NODE_ID_CHARACTERS, serve_environment
+from pipeline.cluster.serve_environment import (
+    MAX_SOCKET_PATH_BYTES,
+    NODE_ID_CHARACTERS,
+    UNAVAILABLE,
+    serve_environment,
+)
 from pipeline.errors import ClusterError
 
 # Ports, and paths below the head's own directory.
@@ -36,3 +42,16 @@ def test_a_directory_that_is_too_long_is_refused_with_how_much():
 
 def test_the_python_proxy_can_be_kept():
     assert serve_environment(directory=Path("/tmp/x"), haproxy=False) == {"RAY_SERVE_ENABLE_HA_PROXY": "0"}
+
+
+def test_haproxys_own_answer_is_whole_http_and_says_when_to_ask_again():
+    head, _, body = UNAVAILABLE.read_bytes().partition(b"\r\n\r\n")
+    status, *fields = head.decode("ascii").split("\r\n")
+    assert status == "HTTP/1.1 503 Service Unavailable"
+    named = dict(field.split(": ") for field in fields)
+    assert named["Retry-After"] == "1" and int(named["Content-Length"]) == len(body)
+    assert json.loads(body)["error"]["message"]
+    lines = serve_environment(directory=Path("/tmp/x"))["RAY_SERVE_HAPROXY_BALANCE_ALGORITHM"].splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        ["errorfile", code, f'"{UNAVAILABLE}"'] for code in ("502", "503", "504")
+    ]

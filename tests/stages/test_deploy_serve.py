@@ -1,8 +1,13 @@
 """`deploy.serve` leaves a model answering over HTTP, replaces it in place, and keeps it when its successor fails."""
 
+import contextlib
 import json
+import os
 import shutil
+import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,10 +17,12 @@ import psutil
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from pipeline.artifacts.store import open_store
 from pipeline.cluster.endpoint import why_not_live
 from pipeline.errors import ArtifactError, ParameterError
 from pipeline.models.checkpoint import abstract_leaves, save_parameters
 from pipeline.models.registry import describe_config
+from pipeline.serving.deployment_record import deployment_events
 from pipeline.stages.deploy_serve import run
 from pipeline.stages.parameters import DeployServeParameters
 from pipeline.stages.protocol import InputArtifact, Resources, StageContext
@@ -84,12 +91,77 @@ def context_of(tmp_path, model_path, *, digest="d" * 64, reporter=None, **given)
         resources=Resources(cpus=0.5, gpus=0.0),
         reporter=reporter or BufferedReporter(),
         deadline=None,
+        environment={"store": str(tmp_path / "store"), "state_directory": str(tmp_path / "state")},
     )
+
+
+def serving(facts):
+    return httpx.get(facts["health_url"]).json()["models"]["tiny"]
+
+
+def pids_of(application):
+    from pipeline.serving.ray_rollout import running_applications
+
+    replicas = running_applications()[application].replicas
+    return sorted(replica.pid for replica in replicas if replica.state == "RUNNING")
+
+
+@contextlib.contextmanager
+def hammering(url, *, num_clients):
+    """Clients that ask without a pause; what they got."""
+    answers, stop = [], threading.Event()
+
+    def ask():
+        body = {"model": "tiny", "prompt": "def main", "max_tokens": 12, "temperature": 0}
+        with httpx.Client(base_url=url, timeout=30) as client:
+            while not stop.is_set():
+                answer = client.post("/completions", json=body)
+                assert answer.status_code != 503 or answer.headers["Retry-After"] == "1"
+                answers.append((answer.status_code, answer.json()))
+
+    with ThreadPoolExecutor(num_clients) as pool:
+        asking = [pool.submit(ask) for _ in range(num_clients)]
+        try:
+            yield answers
+        finally:
+            stop.set()
+        for one in asking:
+            one.result()
+
+
+def truncate(directory):
+    largest = max((directory / "params").rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
+    largest.write_bytes(largest.read_bytes()[:100])
+
+
+def add_tokens(directory):
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.add_tokens([f"<{number}>" for number in range(40)])
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+def store_integers(directory):
+    shutil.rmtree(directory / "params")
+    leaves = abstract_leaves(describe_config(CONFIG))
+    save_parameters(directory / "params", {path: np.ones(leaf.shape, np.int32) for path, leaf in leaves.items()})
+
+
+BROKEN = {
+    "cut": (truncate, ArtifactError, "cannot be read"),
+    "dtype": (store_integers, ArtifactError, "is int32, must be one of"),
+    "extra-tokens": (add_tokens, ArtifactError, "vocabulary"),
+}
+ROLLBACK_SECONDS = 5.0
+"""The promise; with the request that proves it."""
+NUM_LOST = 0
+"""Of all requests when one of two replicas is killed; HAProxy gives those it held to the other."""
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_deployment_answers_is_replaced_in_place_and_outlives_a_broken_successor(ray_cluster, tmp_path):
+def test_a_deployment_changes_versions_and_replicas_while_it_serves_and_outlives_broken_ones(
+    ray_cluster, tmp_path, monkeypatch
+):
     from pipeline.serving.ray_serve import delete
 
     good = write_model(tmp_path / "good")
@@ -114,19 +186,58 @@ def test_a_deployment_answers_is_replaced_in_place_and_outlives_a_broken_success
         assert streamed == plain["choices"][0]["text"]
         assert client.post("/completions", json={**body, "max_tokens": 0}).status_code == 400
 
-    other = run(context_of(tmp_path, write_model(tmp_path / "other", seed=1), digest="b" * 64))
-    assert other.facts["url"] == facts["url"]
+    assert facts["rolled_out"].startswith("started in")
+    assert serving(facts)["version"] == "a" * 12
+
+    other_model = write_model(tmp_path / "other", seed=1)
+    reporter, pids = BufferedReporter(), pids_of("tiny")
+    with hammering(facts["url"], num_clients=4) as answers:
+        time.sleep(0.5)
+        other = run(context_of(tmp_path, other_model, digest="b" * 64, reporter=reporter))
+        time.sleep(0.5)
+    assert other.facts["url"] == facts["url"] and pids_of("tiny") == pids
+    assert any("nothing compiled" in str(report.payload.get("text")) for report in reporter.drain())
+    assert serving(other.facts)["compiles_while_serving"] == 0
+    assert {status for status, _ in answers} == {200}
+    texts = {body["system_fingerprint"]: body["choices"][0]["text"] for _, body in answers}
+    assert len(set(texts.values())) == 2
+    assert all(body["choices"][0]["text"] == texts[body["system_fingerprint"]] for _, body in answers)
     assert "serves another model" in why_not_live(commit, {})
     assert why_not_live(SimpleNamespace(facts=other.facts), {}) is None
 
-    broken = tmp_path / "broken"
-    shutil.copytree(good, broken)
-    largest = max((broken / "params").rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
-    largest.write_bytes(largest.read_bytes()[:100])
-    with pytest.raises(ArtifactError) as caught:
-        run(context_of(tmp_path, broken, digest="c" * 64))
-    assert str(caught.value).startswith(str(broken / "params"))
-    assert why_not_live(SimpleNamespace(facts=other.facts), {}) is None
+    for name, (break_it, error, words) in BROKEN.items():
+        broken = tmp_path / name
+        shutil.copytree(other_model, broken)
+        break_it(broken)
+        with pytest.raises(error) as caught:
+            run(context_of(tmp_path, broken, digest=name[0] * 64))
+        assert words in str(caught.value), name
+        assert why_not_live(SimpleNamespace(facts=other.facts), {}) is None, name
+    with monkeypatch.context() as patched, pytest.raises(ParameterError, match="are available"):
+        patched.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**20))
+        run(context_of(tmp_path, good, digest="f" * 64))
+
+    started = time.monotonic()
+    back = run(context_of(tmp_path, good, digest="a" * 64))
+    assert "swapped" in back.facts["rolled_out"] and time.monotonic() - started < ROLLBACK_SECONDS
+    assert pids_of("tiny") == pids
+    events = deployment_events(open_store(str(tmp_path / "store")), "tiny")
+    assert [(event.how, event.target.digest[0]) for event in events] == [
+        ("started", "a"),
+        ("swapped", "b"),
+        ("swapped", "a"),
+    ]
+
+    run(context_of(tmp_path, good, digest="a" * 64, replicas=2))
+    first, second = pids_of("tiny")
+    with hammering(facts["url"], num_clients=8) as answers:
+        time.sleep(0.7)
+        os.kill(first, signal.SIGKILL)
+        time.sleep(3.0)
+    assert second in pids_of("tiny")
+    assert {status for status, _ in answers} <= {200, 503}
+    lost = [body for status, body in answers if status == 503]
+    assert len(lost) <= NUM_LOST, f"{len(lost)} of {len(answers)}: {lost[:3]}"
 
     delete("tiny")
     assert why_not_live(SimpleNamespace(facts=other.facts), {}) is not None
