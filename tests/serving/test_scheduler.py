@@ -1,6 +1,7 @@
 """The scheduler: decode first, one chunk between, first come first served, no slot lost."""
 
 import random
+from dataclasses import replace
 
 from pipeline.serving.buckets import Buckets, smallest_fit
 from pipeline.serving.request import FinishReason, Request, Sampling
@@ -84,6 +85,62 @@ def test_a_stop_token_finishes_and_one_token_requests_end_with_prefill():
     (progress,) = scheduler.decoded(scheduler.next_decode(), tokens=[[3, 7]])
     assert progress.finish is FinishReason.STOP and progress.tokens == (3, 7)
     assert not scheduler.has_work and scheduler.why_unbalanced() is None
+
+
+def test_short_prompts_share_one_chunk_of_prefill_between_two_decodes():
+    scheduler = Scheduler(replace(LIMITS, slots=8), buckets=replace(BUCKETS, decode_batches=(1, 8)))
+    for index in range(6):
+        scheduler.add(request(f"{index}", 9, 5), now=0.0)
+    scheduler.admit(now=0.0)
+    budget, ran = LIMITS.chunk_tokens, []
+    while (step := scheduler.next_prefill(budget=budget)) is not None:
+        budget -= step.padded_to
+        ran.append(step.request_id)
+        scheduler.prefilled(step, tokens=[1])
+    assert ran == ["0", "1", "2", "3"] and budget == 0  # four times 16 padded tokens
+    assert scheduler.next_decode().steps == 1  # two prompts wait for their first token
+
+
+def test_where_a_request_waits_for_a_slot_no_call_outlasts_the_one_that_ends_first():
+    scheduler = make(request("a", 5, 3), request("b", 5, 30), request("waits", 5, 30))
+    scheduler.admit(now=0.0)
+    prefill_all(scheduler)
+    assert scheduler.next_decode().steps == 2
+    scheduler.remove("waits")
+    assert scheduler.next_decode().steps == LIMITS.decode_steps
+
+
+def test_a_shared_beginning_is_copied_from_a_slot_that_runs_and_only_the_rest_is_computed():
+    limits = replace(LIMITS, prefix_granularity=32)
+    scheduler = Scheduler(limits, buckets=replace(BUCKETS, copies=(128, 512)))
+    scheduler.add(request("a", 100, 9), now=0.0)
+    scheduler.add(request("b", 100, 9), now=0.0)
+    scheduler.admit(now=0.0)
+    steps = []
+    while (step := scheduler.next_prefill(budget=64)) is not None:
+        steps.append(step)
+        scheduler.prefilled(step, tokens=[1] if step.is_last else [])
+    assert [(step.request_id, step.start, len(step.tokens)) for step in steps] == [
+        ("a", 0, 64),
+        ("a", 64, 36),
+        ("b", 96, 4),
+    ]
+    assert [step.copies_from for step in steps] == [None, None, steps[0].slot]
+    assert steps[2].copied_length == 128 and steps[2].is_first and steps[2].is_last
+    assert scheduler.num_cached_tokens == 200
+
+
+def test_a_deterministic_server_reuses_whole_chunks_and_no_generated_token():
+    limits = replace(LIMITS, slots=1, prefix_granularity=32, is_deterministic=True)
+    scheduler = Scheduler(limits, buckets=BUCKETS)
+    scheduler.add(request("a", 100, 60), now=0.0)
+    scheduler.admit(now=0.0)
+    prefill_all(scheduler)
+    while (decode := scheduler.next_decode()) is not None:
+        scheduler.decoded(decode, tokens=[[100] * row.budget for row in decode.rows])
+    scheduler.add(request("again", 100, 1), now=0.0)
+    scheduler.admit(now=0.0)
+    assert scheduler.next_prefill(budget=64).start == 64
 
 
 def test_ten_thousand_random_events_lose_no_slot_and_respect_every_limit():
