@@ -87,7 +87,7 @@ class Traffic:
         trial = self._trial
         if trial is not None and self._clock() > self._lease_until:
             _LOG.error("nobody judges the trial of %r any more; the champion gets everything", trial.settings.model)
-            self.configure({})
+            self._change(None, only=trial)
             return None
         return trial
 
@@ -97,10 +97,13 @@ class Traffic:
         Raises:
             ParameterError: this is no value of `TrafficSettings`.
         """
-        settings = read_traffic(given)
+        self._change(read_traffic(given))
+
+    def _change(self, settings: TrafficSettings | None, *, only: _Trial | None = None) -> None:
+        """To another trial or to none; with `only`, where that one still runs."""
         with self._lock:
             old = self._trial
-            if old is not None and settings == old.settings:
+            if (only is not None and old is not only) or (old is not None and settings == old.settings):
                 return
             self._trial = None if settings is None else _Trial(settings, self._make_challenger(settings.challenger_url))
             self._lease_until = self._clock() + (0.0 if settings is None else settings.lease_seconds)
