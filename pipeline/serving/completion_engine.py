@@ -50,17 +50,21 @@ def executor_on(mesh: ServingMesh, module: DecoderModel, *, limits: Limits, dtyp
     return ModelExecutor(module, limits=limits, buckets=buckets, mesh=mesh, dtype=dtype)
 
 
-def lead_followers(leader: Leader, executor: ModelExecutor, *, engine: Engine) -> None:
-    """Let the other hosts make the executor's calls, and the engine end with a reason where one of them is lost."""
-    leader.lead(executor)
-    engine.explain, engine.on_end = leader.why, leader.end
-    leader.on_lost(engine.fail)
+def make_engine(
+    executors: Sequence[ModelExecutor], *, decoder: Decoder, metrics: Metrics, leader: Leader | None = None
+) -> Engine | EngineGroup:
+    """The engine over one executor, or the engines over several, not yet started.
 
-
-def make_engine(executors: Sequence[ModelExecutor], *, decoder: Decoder, metrics: Metrics) -> Engine | EngineGroup:
-    """The engine over one executor, or the engines over several, not yet started."""
+    With a `leader` the other hosts make the executor's calls too, and the engine ends with a reason where one is lost.
+    """
     if len(executors) == 1:
-        return Engine(executors[0], decoder=decoder, limits=executors[0].limits, metrics=metrics)
+        engine = Engine(executors[0], decoder=decoder, limits=executors[0].limits, metrics=metrics)
+        if leader is not None:
+            leader.lead(executors[0])
+            engine.explain, engine.on_end = leader.why, leader.end
+            leader.on_lost(engine.fail)
+        return engine
+    assert leader is None, "a model over several hosts has one copy"
     parts = shared_metrics(metrics, size=len(executors))
     engines = [
         Engine(executor, decoder=decoder, limits=executor.limits, metrics=own)

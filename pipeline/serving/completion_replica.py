@@ -13,8 +13,7 @@ from pipeline.models.decoders.model import Decoder
 from pipeline.serving import sampling_fields
 from pipeline.serving.access import access_of
 from pipeline.serving.chat_template import read_chat_template
-from pipeline.serving.completion_engine import lead_followers, make_engine, make_executors
-from pipeline.serving.engine import Engine
+from pipeline.serving.completion_engine import make_engine, make_executors
 from pipeline.serving.http import make_surface
 from pipeline.serving.loading_plan import limits_of
 from pipeline.serving.metrics import Metrics
@@ -50,11 +49,8 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
     executors = make_executors(loaded, limits=limits)
     executor = executors[0]
     vocabulary = Vocabulary(tokenizer, num_tokens=num_tokens, stop_ids=stop_ids)
-    engine = make_engine(executors, decoder=vocabulary, metrics=Metrics(model=settings.name))
+    engine = make_engine(executors, decoder=vocabulary, metrics=Metrics(model=settings.name), leader=loaded.leader)
     engine.version = settings.version_label
-    if loaded.leader is not None:
-        assert isinstance(engine, Engine), "a model over several hosts has one copy"
-        lead_followers(loaded.leader, executor, engine=engine)
     engine.start()
     served = sampling_fields.ServedModel(
         name=settings.name,

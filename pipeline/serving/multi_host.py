@@ -287,6 +287,8 @@ def _connected(plan: HostPlan) -> Connection:
     while True:
         try:
             return Client(plan.control, authkey=plan.key)
+        except AuthenticationError as error:
+            raise ClusterError(f"the leader at {plan.control} refused the key of host process {plan.rank}") from error
         except OSError as error:
             if time.monotonic() > deadline:
                 raise ClusterError(f"the leader does not answer at {plan.control}: {error}") from error
