@@ -16,7 +16,9 @@ from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
 from pipeline import errors
+from pipeline.cluster.ledger import Claim
 from pipeline.errors import ClusterError, PipelineError, StageError
+from pipeline.serving.ray_claims import check_room
 from pipeline.serving.ray_serve import DEPLOYMENT, deploy, replica_error, wait_until_running
 from pipeline.serving.replica_settings import ReplicaConfig, read_config
 
@@ -51,6 +53,12 @@ class RunningApplication:
     def num_running(self) -> int:
         """Replicas that answer."""
         return sum(replica.state == "RUNNING" for replica in self.replicas)
+
+    @property
+    def claim(self) -> Claim:
+        """What its processes hold of GPUs."""
+        share = 0.0 if self.config.process is None else self.config.process.gpus
+        return Claim(owner=self.name, share=share, processes=len(self.replicas))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,16 +100,21 @@ def roll_out(
     """Bring an application to `config`, and wait until every replica has it.
 
     Raises:
+        ParameterError: the GPUs have no room for it beside what serves.
         PipelineError: it cannot be had; in the class and words of the replica that said so. What served before serves.
         ClusterError: the replicas are not ready in time; likewise.
     """
     started = time.monotonic()
     deadline = started + timeout_seconds
-    before = running_applications().get(application)
+    running = running_applications()
+    before = running.get(application)
     how: How = "started"
     reason = "nothing of that name ran"
     if before is not None and before.num_running:
         how, reason, config = _choose(before, config, deadline=deadline, on_progress=on_progress)
+    if how in ("started", "replaced") and config.process is not None:
+        claims = {name: found.claim for name, found in running.items()}
+        check_room(application, config.process, serving=claims, is_replaced=how == "replaced")
     prepared = time.monotonic()
     try:
         prefix = deploy(application, config)
