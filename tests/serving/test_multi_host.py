@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -161,7 +162,9 @@ def test_a_follower_without_a_leader_ends(monkeypatch):
     leader = Leader(address="127.0.0.1", num_hosts=2)
     follower = met(leader, monkeypatch)
     for connection in leader._followers:
-        connection.close()
+        # As when its process dies; a descriptor that a thread waits on cannot simply be closed.
+        with socket.socket(fileno=os.dup(connection.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
     with pytest.raises(ClusterError, match="the leader of this replica is gone"):
         follower.follow(print)
 
