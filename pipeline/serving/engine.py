@@ -144,7 +144,7 @@ class Engine(EngineThread):
 
         Raises:
             ParameterError: a name, shape or dtype differs; the old ones stay.
-            EngineUnavailable: the engine starts, drains or has failed.
+            EngineUnavailable: the engine starts, drains, has failed or stalls; the old ones stay.
         """
         started = time.monotonic()
         placed = self._executor.place(leaves)
@@ -153,7 +153,12 @@ class Engine(EngineThread):
             self._check_is_open()
             self._swaps.append(swap)
             self._wake.notify()
-        before, num_cut_over = swap.done.result(timeout=wait_seconds + STALL_SECONDS)
+        try:
+            before, num_cut_over = swap.done.result(timeout=wait_seconds + STALL_SECONDS)
+        except TimeoutError as error:
+            if swap.done.cancel():
+                raise EngineUnavailable("no step ended while new parameters waited; the old ones stay") from error
+            before, num_cut_over = swap.done.result()  # it was just begun
         return Swapped(
             leaves=self._executor.on_host(before),
             num_cut_over=num_cut_over,
@@ -248,10 +253,12 @@ class Engine(EngineThread):
 
     def _swap_when_due(self, *, now: float) -> None:
         while self._swaps and (not self._scheduler.num_running or now >= self._swaps[0].deadline):
+            swap = self._swaps.popleft()
+            if not swap.done.set_running_or_notify_cancel():
+                continue
             num_cut_over = self._scheduler.num_running
             if num_cut_over:
                 _LOG.warning("%d requests go on with new parameters", num_cut_over)
-            swap = self._swaps.popleft()
             before = self._executor.exchange(swap.placed)
             self._scheduler.forget_prefixes()
             self.version = swap.label
@@ -308,7 +315,9 @@ class Engine(EngineThread):
                 self._accept(command)
         failure = self._failure
         while self._swaps:
-            self._swaps.popleft().done.set_exception(EngineUnavailable(failure or "the server shut down"))
+            done = self._swaps.popleft().done
+            if done.set_running_or_notify_cancel():
+                done.set_exception(EngineUnavailable(failure or "the server shut down"))
         for request_id in list(self._completions):
             finish = FinishReason.ABORT if failure is None else FinishReason.ERROR
             reason = "shutdown" if failure is None else "error"

@@ -141,6 +141,23 @@ def test_a_failing_device_answers_everybody_says_so_and_takes_nothing_new(start,
         engine.submit(request("late", [1], 1), sink=reader)
 
 
+def test_parameters_that_a_stalled_engine_does_not_take_are_refused_and_never_applied(start, monkeypatch):
+    monkeypatch.setattr("pipeline.serving.engine.STALL_SECONDS", 0.1)
+    goes_on = threading.Event()
+    device = Device(LIMITS, before_decode=lambda step: goes_on.wait(timeout=60))
+    device.exchange = lambda placed: pytest.fail("applied")
+    engine = start(device)
+    reader = Reader()
+    engine.submit(request("a", [1, 2, 3], 30), sink=reader)
+    reader.wait_for_chunk("a")
+    with pytest.raises(EngineUnavailable, match="the old ones stay"):
+        engine.swap({}, wait_seconds=0.0)
+    goes_on.set()
+    reader.wait(1)
+    assert reader.finish("a") is FinishReason.LENGTH
+    assert engine.status().failure is None
+
+
 @pytest.mark.parametrize("gone_by", ["cancel", "a sink that raises"])
 def test_a_client_that_is_gone_frees_its_slot_within_one_step(start, gone_by):
     """The step that runs when it goes is the last that computes for it."""
