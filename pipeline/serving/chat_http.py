@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from pipeline.serving.chat_request import ChatRequest, parse_chat
 from pipeline.serving.chat_tool_calls import Said, ToolCall, ToolCallReader
-from pipeline.serving.http_routes import aside, until_disconnect
+from pipeline.serving.http_routes import TEXT_AT_ONCE, aside, until_disconnect
 from pipeline.serving.model_registry import Asked
 from pipeline.serving.request import Chunk, FinishReason, RankedToken, TokenLogprobs
 from pipeline.serving.running_choices import EventStream, RunningChoices, Step, check_ready, event_stream, usage
@@ -33,7 +33,7 @@ async def chat(surface: TextSurface, asked: Asked) -> Response:
     def judge() -> ChatRequest:
         return parse_chat(fields, model=surface.model, template=surface.template, encoder=surface.encoder)
 
-    parsed = await aside(judge, num_bytes=len(asked.body))
+    parsed = await aside(judge, num_bytes=len(asked.body), at_once=TEXT_AT_ONCE)
     check_ready(surface.engine)
     grammar = await surface.compiled(parsed.constraint)
     answer = _Answer(surface, parsed)

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from pipeline.serving.completion_request import CompletionRequest, parse_completion
-from pipeline.serving.http_routes import aside, until_disconnect
+from pipeline.serving.http_routes import TEXT_AT_ONCE, aside, until_disconnect
 from pipeline.serving.model_registry import Asked
 from pipeline.serving.request import Chunk, TokenLogprobs
 from pipeline.serving.running_choices import EventStream, RunningChoices, Step, check_ready, event_stream, usage
@@ -29,7 +29,9 @@ async def complete(surface: TextSurface, asked: Asked) -> Response:
     fields = asked.fields
     assert fields is not None
     parsed = await aside(
-        lambda: parse_completion(fields, model=surface.model, encoder=surface.encoder), num_bytes=len(asked.body)
+        lambda: parse_completion(fields, model=surface.model, encoder=surface.encoder),
+        num_bytes=len(asked.body),
+        at_once=TEXT_AT_ONCE,
     )
     check_ready(surface.engine)
     grammar = await surface.compiled(parsed.constraint)

@@ -21,7 +21,7 @@ from pipeline.serving.batch_request import BatchRequest, Row
 from pipeline.serving.completion_request import Encoder
 from pipeline.serving.embedding_request import EmbeddingModel, EmbeddingRequest, parse_embedding
 from pipeline.serving.engine_thread import EngineUnavailable
-from pipeline.serving.http_routes import aside, unavailable, until_disconnect
+from pipeline.serving.http_routes import TEXT_AT_ONCE, aside, unavailable, until_disconnect
 from pipeline.serving.json_body import Rejected
 from pipeline.serving.micro_batcher import MicroBatcher
 from pipeline.serving.model_registry import EMBEDDINGS, Asked, Handler
@@ -65,7 +65,7 @@ async def _embeddings(surface: EmbeddingSurface, asked: Asked) -> Response:
     def judge() -> EmbeddingRequest:
         return parse_embedding(fields, model=surface.model, encoder=surface.encoder)
 
-    parsed = await aside(judge, num_bytes=len(asked.body))
+    parsed = await aside(judge, num_bytes=len(asked.body), at_once=TEXT_AT_ONCE)
     num_tokens = sum(map(len, parsed.texts))
     asked.meter.admit(num_tokens=num_tokens)
     rows = [_token_row(tokens) for tokens in parsed.texts]
@@ -88,6 +88,7 @@ async def _embeddings(surface: EmbeddingSurface, asked: Asked) -> Response:
                 for index, vector in enumerate(vectors)
             ],
             "model": surface.name,
+            "system_fingerprint": answer.version or None,
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
     )

@@ -29,6 +29,8 @@ from pipeline.serving.traffic_split import TrafficSplit
 RETRY_AFTER_SECONDS = "1"
 _BYTES_AT_ONCE = 64 * 2**10
 """JSON of this size is read in about 1 ms; a thread costs 0.1 ms."""
+TEXT_AT_ONCE = 4 * 2**10
+"""Text of this size becomes tokens in about 2 ms, of 64 KiB in 22."""
 _JSON_TYPES = ("", "application/json")
 ResultT = TypeVar("ResultT")
 
@@ -182,9 +184,9 @@ def _too_large(size: int, *, allowed: int) -> Rejected:
     return Rejected(f"the body has {size} bytes or more; {allowed} are allowed", status=413)
 
 
-async def aside(act: Callable[[], ResultT], *, num_bytes: int) -> ResultT:
+async def aside(act: Callable[[], ResultT], *, num_bytes: int, at_once: int = _BYTES_AT_ONCE) -> ResultT:
     """What `act` gives; in a thread where it handles many bytes, so that other clients' requests go on meanwhile."""
-    return act() if num_bytes <= _BYTES_AT_ONCE else await asyncio.to_thread(act)
+    return act() if num_bytes <= at_once else await asyncio.to_thread(act)
 
 
 async def until_disconnect(request: Request, answer: Awaitable[ResultT]) -> ResultT:

@@ -119,6 +119,11 @@ def _process(context: StageContext[DeployServeParameters], settings: ReplicaSett
         application, gpus, replicas = shared.application, shared.share, shared.replicas
         isolation = "shared" if shared.is_shared else "process"
         context.reporter.note(f"isolation {isolation}: {shared.reason}")
+        if isolation == "shared" and settings.mesh_hosts > 1:
+            raise ParameterError(
+                f"mesh.hosts is {settings.mesh_hosts}, and a model over several hosts cannot share its process",
+                hint="set isolation: process",
+            )
     return application, process_settings(
         cpus=resources.cpus,
         gpus=gpus,
@@ -131,6 +136,7 @@ def _process(context: StageContext[DeployServeParameters], settings: ReplicaSett
             gpus=gpus,
             state_directory=context.environment.get("state_directory"),
             cpu_devices=settings.mesh.devices_per_host,
+            num_hosts=settings.mesh_hosts,
         ),
     )
 
@@ -180,7 +186,7 @@ def _settings(context: StageContext[DeployServeParameters], model: InputArtifact
         mesh_hosts=mesh.hosts,
         max_batch_rows=parameters.max_batch_rows,
         batch_wait_seconds=parameters.batch_wait_seconds,
-        api_key_digests=_key_digests(context),
+        api_key_digests=key_digests(parameters, project_root=context.project_root),
         requests_per_minute=parameters.requests_per_minute,
         tokens_per_minute=parameters.tokens_per_minute,
         max_request_bytes=parameters.max_request_bytes,
@@ -195,11 +201,15 @@ def _memory_part(context: StageContext[DeployServeParameters]) -> float:
     return 1.0 if text is None else ServingPlan.from_text(text).part_of(context.parameters.name)
 
 
-def _key_digests(context: StageContext[DeployServeParameters]) -> tuple[str, ...]:
-    """Of the keys that the flow points to; relative paths start from the project."""
-    if context.parameters.api_keys is None:
+def key_digests(parameters: DeployServeParameters, *, project_root: Path) -> tuple[str, ...]:
+    """Of the keys that the flow points to; relative paths start from the project.
+
+    Raises:
+        ParameterError: there are none, or not where they should be.
+    """
+    if parameters.api_keys is None:
         return ()
-    return read_key_digests(context.parameters.api_keys, environment=os.environ, directory=context.project_root)
+    return read_key_digests(parameters.api_keys, environment=os.environ, directory=project_root)
 
 
 def _decoder(model: InputArtifact) -> DecoderConfig | None:
