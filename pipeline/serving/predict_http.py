@@ -91,7 +91,7 @@ async def _predict(surface: PredictSurface, asked: Asked) -> Response:
     def write() -> Response:
         if parsed.answer is not MediaType.JSON:
             return Response(write_arrays(outputs, media_type=parsed.answer), media_type=parsed.answer)
-        return _json(outputs, request_id=batch.request_id, surface=surface)
+        return _json(outputs, request_id=batch.request_id, version=answer.version, surface=surface)
 
     return await aside(write, num_bytes=sum(array.nbytes for array in outputs.values()))
 
@@ -102,7 +102,7 @@ def _rows(parsed: PredictRequest) -> list[Row]:
     ]
 
 
-def _json(outputs: Mapping[str, NDArray[Any]], *, request_id: str, surface: PredictSurface) -> Response:
+def _json(outputs: Mapping[str, NDArray[Any]], *, request_id: str, version: str, surface: PredictSurface) -> Response:
     bad = not_finite(outputs)
     if bad:
         raise Rejected(
@@ -116,6 +116,7 @@ def _json(outputs: Mapping[str, NDArray[Any]], *, request_id: str, surface: Pred
             "object": "prediction",
             "created": int(time.time()),
             "model": surface.name,
+            "system_fingerprint": version or None,
             "outputs": {name: array.tolist() for name, array in outputs.items()},
         }
     )

@@ -28,6 +28,17 @@ class Doubler:
         self.may_run.set()
         self.is_running = threading.Event()
         self.broken = False
+        self.factor = 2
+
+    def place(self, leaves: int) -> int:
+        return leaves
+
+    def exchange(self, placed: int) -> int:
+        before, self.factor = self.factor, placed
+        return before
+
+    def on_host(self, state: int) -> int:
+        return state
 
     def warm_up(self, *, on_progress=None) -> float:
         return 0.25
@@ -42,7 +53,7 @@ class Doubler:
         if self.broken or min(values) < 0:
             raise ValueError(f"cannot double {values}")
         self.batches.append(values)
-        return [{"y": np.float32(2 * value)} for value in values]
+        return [{"y": np.float32(self.factor * value)} for value in values]
 
 
 class Client:
@@ -264,3 +275,31 @@ def test_a_warm_up_that_fails_is_said_at_the_start(executor) -> None:
     batcher = MicroBatcher(executor, limits=BatchLimits(max_batch_rows=4, wait_seconds=0.0), metrics=Metrics(model="m"))
     with pytest.raises(EngineUnavailable, match="ValueError: no such shape"):
         batcher.start(timeout_seconds=WAIT_SECONDS)
+
+
+def test_a_request_that_began_ends_with_the_old_parameters_and_what_comes_later_has_the_new(executor, make_batcher):
+    batcher, client = make_batcher(max_batch_rows=2), Client()
+    batcher.version = "old"
+    executor.may_run.clear()
+    batcher.submit(asked("long", 1, 2, 3, 4, 5), sink=client)
+    assert executor.is_running.wait(WAIT_SECONDS)
+    returned: list[int] = []
+    swapping = threading.Thread(target=lambda: returned.append(batcher.swap(3, label="new")))
+    swapping.start()
+    while not batcher._swaps:
+        time.sleep(0.001)
+    batcher.submit(asked("late", 1), sink=client)
+    executor.may_run.set()
+    long, late = client.wait("long", "late")
+    swapping.join(WAIT_SECONDS)
+    assert [float(row["y"]) for row in long.rows] == [2, 4, 6, 8, 10] and long.version == "old"
+    assert [float(row["y"]) for row in late.rows] == [3] and late.version == "new"
+    assert returned == [2]
+    assert batcher.swap(2, label="old") == 3  # where nothing waits it is done at once
+
+
+def test_a_swap_after_the_end_is_refused(executor, make_batcher):
+    batcher = make_batcher()
+    batcher.stop(drain_seconds=1)
+    with pytest.raises(EngineUnavailable):
+        batcher.swap(3)

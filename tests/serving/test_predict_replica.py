@@ -3,8 +3,10 @@
 import importlib
 import io
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from starlette.testclient import TestClient
 
 from converters.conversion import convert
 from pipeline.errors import ParameterError
+from pipeline.models.checkpoint import load_model
 from pipeline.models.description import ModelKind
 from pipeline.models.module_file import InputSpec, ModuleFile
 from pipeline.serving.replica import Replica, serve
@@ -115,6 +118,31 @@ def test_nothing_compiles_while_it_serves_and_its_facts_say_what_it_is(served) -
     assert (health["endpoint"], health["compiles_while_serving"], health["max_batch_rows"]) == ("predict", 0, 4)
     assert client.get("/v1/models/mixed").json()["inputs"]["flags"] == {"shape": ["rows", 3], "dtype": "bool"}
     replica.check_health()
+
+
+def test_other_parameters_change_the_answers_and_the_old_ones_bring_them_back_bit_for_bit(served) -> None:
+    _, client, replica = served
+    body = {"inputs": {name: array.tolist() for name, array in draw(2, seed=5).items()}}
+
+    def answer():
+        found = client.post("/v1/predict", json=body).json()
+        fingerprints.append(found["system_fingerprint"])
+        return found["outputs"]["logits"]
+
+    fingerprints: list[str] = []
+    hosted, before = replica.only, answer()
+    doubled = jax.tree.map(
+        lambda leaf: leaf * 2 if leaf.dtype == "float32" else leaf,
+        hosted.served.leaves_of(load_model(Path(hosted.settings.model_path), dtype="float32")),
+    )
+    old = hosted.served.swap(doubled, "2-d")
+    assert not np.allclose(answer(), before)
+    with pytest.raises(ParameterError, match="differ from those that are served"):
+        hosted.served.swap(jax.tree.map(lambda leaf: leaf[..., None], doubled), "3-d")
+    hosted.served.swap(old, "1-d")
+    assert answer() == before
+    assert fingerprints == ["1-d", "2-d", "1-d"]
+    assert client.get("/health").json()["compiles_while_serving"] == 0
 
 
 @pytest.mark.parametrize("kind", [ModelKind.SEQ2SEQ_LM, ModelKind.SPEECH_TO_TEXT, ModelKind.IMAGE_TEXT])

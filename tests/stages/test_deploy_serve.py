@@ -18,8 +18,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pipeline.artifacts.store import open_store
+from pipeline.cli.deployments import deployments, promote, rollback
 from pipeline.cluster.endpoint import why_not_live
-from pipeline.errors import ArtifactError, ParameterError
+from pipeline.errors import ArtifactError, ParameterError, UsageError
 from pipeline.models.checkpoint import abstract_leaves, save_parameters
 from pipeline.models.registry import describe_config
 from pipeline.serving.deployment_record import deployment_events
@@ -106,6 +107,16 @@ def pids_of(application):
     return sorted(replica.pid for replica in replicas if replica.state == "RUNNING")
 
 
+def documents(text):
+    """JSON documents, one behind the other."""
+    decoder, found = json.JSONDecoder(), []
+    while text.strip():
+        document, end = decoder.raw_decode(text.lstrip())
+        found.append(document)
+        text = text.lstrip()[end:]
+    return found
+
+
 @contextlib.contextmanager
 def hammering(url, *, num_clients):
     """Clients that ask without a pause; what they got."""
@@ -160,8 +171,9 @@ NUM_LOST = 0
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_deployment_changes_versions_and_replicas_while_it_serves_and_outlives_broken_ones(
-    ray_cluster, tmp_path, monkeypatch
+    ray_cluster, tmp_path, monkeypatch, capsys
 ):
+    from pipeline.cluster import ray_connection
     from pipeline.serving.ray_serve import delete
 
     good = write_model(tmp_path / "good")
@@ -217,15 +229,25 @@ def test_a_deployment_changes_versions_and_replicas_while_it_serves_and_outlives
         patched.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**20))
         run(context_of(tmp_path, good, digest="f" * 64))
 
+    place = {"store": str(tmp_path / "store"), "address": ray_cluster, "cluster": None, "as_json": True}
+    ray_connection.disconnect()
     started = time.monotonic()
-    back = run(context_of(tmp_path, good, digest="a" * 64))
-    assert "swapped" in back.facts["rolled_out"] and time.monotonic() - started < ROLLBACK_SECONDS
+    assert rollback(name="tiny", to=None, reason="a test", **place) == 0
+    spent = time.monotonic() - started
+    assert deployments(name=None, **place) == 0
+    done, (row,) = documents(capsys.readouterr().out)
+    assert (done["how"], done["source"]["digest"][0], done["target"]["digest"][0]) == ("swapped", "b", "a")
+    assert done["seconds"] < ROLLBACK_SECONDS, f"{done['seconds']} s of {spent} s"
+    assert (row["name"], row["running"], row["health"], row["traffic"]) == ("tiny", 1, "ok", "100 %")
+    with pytest.raises(UsageError, match="already"):
+        promote(name="tiny", version="a" * 12, reason="", **place)
+    ray_connection.connect(ray_cluster, verbose=False)
     assert pids_of("tiny") == pids
     events = deployment_events(open_store(str(tmp_path / "store")), "tiny")
-    assert [(event.how, event.target.digest[0]) for event in events] == [
-        ("started", "a"),
-        ("swapped", "b"),
-        ("swapped", "a"),
+    assert [(event.action, event.how, event.target.digest[0]) for event in events] == [
+        ("deploy", "started", "a"),
+        ("deploy", "swapped", "b"),
+        ("rollback", "swapped", "a"),
     ]
 
     run(context_of(tmp_path, good, digest="a" * 64, replicas=2))
