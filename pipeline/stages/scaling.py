@@ -76,17 +76,17 @@ def wake(application: str, *, at: Endpoint, watch: Watch) -> None:
         return
     url = f"{replace(at, route_prefix=found.route_prefix).url}/health"
     watch.note(f"{application} sleeps; waking it")
-    while True:
+    # A replica on its way out still answers; asking goes on until one is there to stay.
+    while not (found := running_applications().get(application)) or not found.num_running:
+        if time.monotonic() > watch.deadline:
+            raise ClusterError(f"{application!r} does not wake", hint="raise ready_timeout_seconds")
         try:
             with urllib.request.urlopen(url, timeout=watch.seconds_left) as answer:
                 answer.read()
-                return
         except urllib.error.HTTPError as error:
             error.close()  # the ingress answers 503 until a replica does
         except OSError as error:
             raise ClusterError(f"{url}: {error}", hint="look at Ray's log directory, serve/") from error
-        if time.monotonic() > watch.deadline:
-            raise ClusterError(f"{application!r} does not wake", hint="raise ready_timeout_seconds")
         time.sleep(POLL_SECONDS)
 
 
