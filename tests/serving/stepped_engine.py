@@ -49,7 +49,7 @@ class SteppedExecutor:
             time.sleep(self._step_seconds)
 
 
-def stepped_engine(executor, vocabulary):
-    engine = Engine(executor, decoder=vocabulary, limits=STEPPED_LIMITS, metrics=Metrics(model="tiny"))
+def stepped_engine(executor, vocabulary, *, limits=STEPPED_LIMITS):
+    engine = Engine(executor, decoder=vocabulary, limits=limits, metrics=Metrics(model="tiny"))
     engine.start(timeout_seconds=WAIT_SECONDS)
     return engine

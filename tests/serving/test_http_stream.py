@@ -3,9 +3,12 @@
 import asyncio
 import json
 import time
+from dataclasses import replace
 
+import httpx
 import pytest
-from stepped_engine import SteppedExecutor, stepped_engine
+from loopback import listening
+from stepped_engine import STEPPED_LIMITS, SteppedExecutor, stepped_engine
 from tiny_llama import WAIT_SECONDS
 
 from pipeline.serving.chat_template import ChatTemplate
@@ -65,6 +68,8 @@ class Connection:
         return {"type": "http.disconnect"}
 
     async def _send(self, message):
+        if message["type"] == "http.response.start":
+            self.start = message
         if message["type"] == "http.response.body" and message["body"]:
             self.writes.put_nowait(message["body"])
 
@@ -122,6 +127,50 @@ def test_a_client_that_is_gone_frees_its_slots_within_one_step(surface, executor
     asyncio.run(go())
     assert surface.engine.why_unbalanced() is None
     assert surface.engine.metrics.value("aborted_requests_total", label="client") == 3
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_socket_that_closes_frees_its_slot_too(surface, executor, stream):
+    executor.allow(2)
+    with listening(make_app(surface)) as url:
+        fields = {**BODIES["/v1/completions"], "max_tokens": 100, "stream": stream}
+        if stream:
+            with httpx.stream("POST", f"{url}/v1/completions", json=fields, timeout=WAIT_SECONDS) as answer:
+                next(answer.iter_bytes())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(f"{url}/v1/completions", json=fields, timeout=0.3)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not surface.engine.metrics.value("aborted_requests_total", label="client"):
+            executor.allow()
+            time.sleep(0.01)
+            assert time.monotonic() < deadline
+    assert executor.num_decodes < 50
+    assert surface.engine.why_unbalanced() is None
+
+
+def test_a_full_queue_is_a_503_that_says_when_to_come_back(executor, surface, vocabulary):
+    surface.engine = stepped_engine(executor, vocabulary, limits=replace(STEPPED_LIMITS, slots=1, max_waiting=1))
+
+    async def go():
+        first = Connection(surface, "/v1/completions", stream=True, max_tokens=100)
+        executor.allow(2)
+        await first.write()
+        waiting = Connection(surface, "/v1/completions", stream=True, max_tokens=2)
+        while not surface.engine.status().num_waiting:
+            executor.allow()
+            await asyncio.sleep(0.005)
+        refused = Connection(surface, "/v1/completions", stream=True, max_tokens=2)
+        body = json.loads(await refused.write())
+        assert refused.start["status"] == 503 and (b"retry-after", b"1") in refused.start["headers"]
+        assert "1 requests wait already" in body["error"]["message"]
+        executor.allow(1000)
+        for connection in (first, waiting):
+            await asyncio.wait_for(connection.task, WAIT_SECONDS)
+            assert connection.start["status"] == 200
+
+    asyncio.run(go())
+    surface.engine.stop(drain_seconds=5)
 
 
 def test_a_slow_client_gets_what_several_steps_brought_in_one_write(surface, executor):
