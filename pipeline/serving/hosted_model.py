@@ -17,9 +17,10 @@ from typing import Any
 import jax
 import psutil
 
+from pipeline.cluster.ledger import gib
 from pipeline.errors import ParameterError
 from pipeline.models.checkpoint import PARAMETERS_DIRECTORY
-from pipeline.serving.device import Placement
+from pipeline.serving.device import Placement, allocator_room
 from pipeline.serving.loading_plan import load_as
 from pipeline.serving.memory import why_weights_too_big
 from pipeline.serving.replica_settings import ReplicaSettings, same_executables
@@ -91,6 +92,10 @@ class HostedModel:
             return None
         if digest_of_surroundings(Path(settings.model_path)) != self._surroundings:
             return "its description or tokenizer differs"
+        room = allocator_room(jax.local_devices()[0])
+        needed = int(self.facts.get("weight_bytes", 0))
+        if room is not None and room < needed:
+            return f"the device has {gib(room)} left, and its parameters take {gib(needed)} beside those that serve"
         return None
 
     def load(self, settings: ReplicaSettings) -> Parameters:

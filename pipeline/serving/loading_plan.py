@@ -5,6 +5,7 @@ decision: everything that can be judged from the description alone is judged her
 absurdly slowly is refused in a second and not after minutes of loading.
 """
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -93,9 +94,10 @@ def plan_loading(settings: ReplicaSettings, *, environment: Mapping[str, str] = 
         "estimate_reason": speed.reason,
     }
     if config is not None:
-        fit = _fit(settings, config, description=description, device=device, placement=placement)
+        fit, num_bytes, tight = _fit(settings, config, description=description, device=device, placement=placement)
         settings = replace(settings, slots=fit.slots, context=fit.context)
-        facts |= {"slots": fit.slots, "memory_reason": fit.reason}
+        facts |= {"slots": fit.slots, "memory_reason": fit.reason, "weight_bytes": num_bytes}
+        warnings += tight
     return LoadingPlan(
         settings=settings,
         description=description,
@@ -123,7 +125,11 @@ def _speed(
     else:
         num_bytes = step_bytes(config, dtype=placement.dtype, device=placement.device) // settings.mesh_tensor
         unit = "tokens"
-    return speed_of(num_bytes, bandwidth=bandwidth_of(device, directory=directory), unit=unit)
+    speed = speed_of(num_bytes, bandwidth=bandwidth_of(device, directory=directory), unit=unit)
+    if speed.per_second >= settings.min_tokens_per_second:
+        return speed
+    # Nothing is refused for a figure that was taken while the machine was busy.
+    return speed_of(num_bytes, bandwidth=bandwidth_of(device, directory=directory, again=True), unit=unit)
 
 
 def _fit(
@@ -133,7 +139,8 @@ def _fit(
     description: ModelDescription,
     device: Any,
     placement: Placement,
-) -> CacheFit:
+) -> tuple[CacheFit, int, tuple[str, ...]]:
+    """What fits, bytes of the weights, and warnings."""
     longest = config.longest_context
     if settings.context is not None and settings.context > longest:
         raise ParameterError(
@@ -155,12 +162,26 @@ def _fit(
         most_slots=MOST_SLOTS["cpu" if placement.device == "cpu" else "gpu"],
         multiple=settings.mesh_data,
     )
-    return fit_cache(wish, budget=budget, temporaries=_temporaries(settings, description, device, placement))
+    temporaries = _temporaries(settings, description, device, placement)
+    if settings.slots is not None and settings.context is not None:
+        return fit_cache(wish, budget=budget, temporaries=temporaries), budget.weights, ()
+    # A version that is swapped in lies beside the one that serves until it takes over.
+    roomy = replace(
+        budget,
+        limit=budget.limit - budget.weights,
+        source=f"{budget.source}, less {gib(budget.weights)} for the parameters of a next version",
+    )
+    try:
+        return fit_cache(wish, budget=roomy, temporaries=temporaries), budget.weights, ()
+    except ParameterError:
+        tight = "memory has no room for the parameters of a next version: it will need a process of its own to start in"
+        return fit_cache(wish, budget=budget, temporaries=temporaries), budget.weights, (tight,)
 
 
 def _temporaries(
     settings: ReplicaSettings, description: ModelDescription, device: Any, placement: Placement
 ) -> Callable[[int, int], int]:
+    @functools.cache
     def measured(slots: int, context: int) -> int:
         model = description.abstract()
         model = _quantized(model) if placement.dtype == INT8 else model

@@ -43,6 +43,14 @@ def test_it_is_measured_once_for_each_device(tmp_path, monkeypatch):
     assert bandwidth_of(device, directory=tmp_path / "state") == first
 
 
+def test_a_figure_of_a_busy_machine_is_replaced_by_a_better_one_and_never_by_a_worse(tmp_path, monkeypatch):
+    device = jax.devices("cpu")[0]
+    for measured, kept in ((2.0, 2.0), (5.0, 5.0), (3.0, 5.0)):
+        monkeypatch.setattr(bandwidth, "_measured", lambda device, measured=measured: measured * GB)
+        assert bandwidth_of(device, directory=tmp_path, again=True) == kept * GB
+    assert bandwidth_of(device, directory=tmp_path) == 5 * GB
+
+
 def test_a_damaged_file_is_measured_again(tmp_path, monkeypatch):
     monkeypatch.setattr(bandwidth, "_measured", lambda device: 5.0 * GB)
     (tmp_path / "memory-bandwidth.json").write_text("[1")

@@ -24,7 +24,7 @@ MIB, GIB = 2**20, 2**30
 @pytest.fixture(autouse=True)
 def steady_bandwidth(monkeypatch):
     """Measuring takes half a second and is tested elsewhere."""
-    monkeypatch.setattr(loading_plan, "bandwidth_of", lambda device, directory: 20e9)
+    monkeypatch.setattr(loading_plan, "bandwidth_of", lambda device, **_: 20e9)
 
 
 def settings_of(directory, **changes):
@@ -61,7 +61,8 @@ def test_an_int8_model_is_quantized_as_it_is_loaded_and_computes_in_float32(mode
 
 def test_memory_that_is_short_makes_fewer_slots_and_asks_the_compiler(model_directory, monkeypatch):
     asked = []
-    monkeypatch.setattr(loading_plan, "available_bytes", lambda: loading_plan.RUNTIME_BYTES + 450_000)
+    weights = 39_072 * 4
+    monkeypatch.setattr(loading_plan, "available_bytes", lambda: loading_plan.RUNTIME_BYTES + weights + 450_000)
     monkeypatch.setattr(
         loading_plan, "largest_temporaries", lambda model, *, limits, **_: asked.append(limits.slots) or 50_000
     )
@@ -70,17 +71,27 @@ def test_memory_that_is_short_makes_fewer_slots_and_asks_the_compiler(model_dire
     assert plan.settings.slots == 5 and per_slot == 40_960
     assert asked == [7, 5]
     assert "temporaries" in plan.facts["memory_reason"]
+    assert "less 0.00 GiB for the parameters of a next version" in plan.facts["memory_reason"]
+    assert plan.facts["weight_bytes"] == weights and plan.facts["warnings"] == []
+
+
+def test_room_for_a_next_version_is_given_up_before_the_model_is_refused(model_directory, monkeypatch):
+    monkeypatch.setattr(loading_plan, "available_bytes", lambda: loading_plan.RUNTIME_BYTES + 300_000)
+    monkeypatch.setattr(loading_plan, "largest_temporaries", lambda *_, **__: 1000)
+    plan = plan_loading(settings_of(model_directory, context=160))
+    assert plan.settings.slots == 3
+    assert "no room for the parameters of a next version" in plan.facts["warnings"][0]
 
 
 def test_what_cannot_fit_and_what_would_crawl_are_refused_before_anything_is_read(model_directory, monkeypatch):
     (model_directory / "params").rename(model_directory / "elsewhere")  # nothing is read
     with pytest.raises(ParameterError, match=r"absurdly slowly here: 0\.0 GB/s .* min_tokens_per_second is 0\.5"):
-        monkeypatch.setattr(loading_plan, "bandwidth_of", lambda device, directory: 1000.0)
+        monkeypatch.setattr(loading_plan, "bandwidth_of", lambda device, **_: 1000.0)
         plan_loading(settings_of(model_directory, min_tokens_per_second=0.5))
-    monkeypatch.setattr(loading_plan, "bandwidth_of", lambda device, directory: 20e9)
+    monkeypatch.setattr(loading_plan, "bandwidth_of", lambda device, **again: 20e9 if again.get("again") else 1000.0)
     monkeypatch.setattr(loading_plan, "available_bytes", lambda: 0)
     with pytest.raises(ParameterError, match=r"does not fit: 0\.00 GiB of weights .* of 0\.00 GiB"):
-        plan_loading(settings_of(model_directory, slots=4, context=64))
+        plan_loading(settings_of(model_directory, slots=4, context=64, min_tokens_per_second=0.5))
 
 
 def test_the_limit_is_the_allocators_own_or_the_models_part_of_it():
