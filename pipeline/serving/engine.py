@@ -237,9 +237,9 @@ class Engine(EngineThread):
         self._check_compiles()
 
     def _prefill(self) -> None:
-        budget = self.limits.chunk_tokens
-        while (prefill := self._scheduler.next_prefill(budget=budget)) is not None:
-            budget -= prefill.padded_to
+        spent = 0
+        while (prefill := self._scheduler.next_prefill(budget=self._scheduler.prefill_budget - spent)) is not None:
+            spent += prefill.padded_to
             if prefill.is_first:
                 num_prompt = len(self._completions[prefill.request_id].request.prompt)
                 self.metrics.count("prefix_cache_queries_total", num_prompt)

@@ -206,6 +206,12 @@ class Scheduler:
             attention_length=smallest_fit(reach, self._buckets.decode_attention),
         )
 
+    @property
+    def prefill_budget(self) -> int:
+        """Padded prompt tokens to compute before the next decode; more than a chunk where nothing decodes."""
+        is_idle = not any(sequence.is_prefilled for sequence in self._running.values())
+        return self._buckets.chunks[-1] if is_idle else self._limits.chunk_tokens
+
     def next_prefill(self, *, budget: int) -> Prefill | None:
         """The next prefill chunk (of the request that came first) where it takes at most `budget` padded tokens."""
         sequence = next((one for one in self._running.values() if not one.is_prefilled), None)
@@ -216,7 +222,10 @@ class Scheduler:
             # Only now: what came before it, a choice of the same prompt perhaps, is computed by this time.
             source = self._slots.longest(sequence.prompt, beyond=Prefix(slot=sequence.slot, num_tokens=start))
             start = start if source is None else source.num_tokens
-        tokens = sequence.request.prompt[start : start + self._limits.chunk_tokens]
+        largest = self._buckets.chunks[-1]
+        # Larger than a chunk only whole: padding up to it would cost more than it saves.
+        is_long = len(sequence.prompt) - start >= largest and budget >= largest
+        tokens = sequence.request.prompt[start : start + (largest if is_long else self._limits.chunk_tokens)]
         end = start + len(tokens)
         padded_to = smallest_fit(len(tokens), self._buckets.chunks)
         if padded_to > budget:

@@ -39,9 +39,9 @@ def test_a_long_prompt_is_cut_into_chunks_and_padded_to_buckets():
     assert [(step.start, len(step.tokens), step.padded_to, step.is_last) for step in steps] == [
         (0, 64, 64, False),
         (64, 64, 64, False),
-        (128, 22, 64, True),
+        (128, 22, 32, True),
     ]
-    assert [step.attention_length for step in steps] == [128, 128, 512]
+    assert [step.attention_length for step in steps] == [128, 128, 256]
 
 
 def test_a_running_request_gets_one_token_for_each_chunk_of_a_newcomer():
@@ -99,6 +99,24 @@ def test_short_prompts_share_one_chunk_of_prefill_between_two_decodes():
         scheduler.prefilled(step, tokens=[1])
     assert ran == ["0", "1", "2", "3"] and budget == 0  # four times 16 padded tokens
     assert scheduler.next_decode().steps == 1  # two prompts wait for their first token
+
+
+def test_where_nothing_decodes_a_long_prompt_takes_larger_chunks_while_they_are_full():
+    buckets = replace(BUCKETS, chunks=(16, 32, 64, 256))
+    scheduler = Scheduler(LIMITS, buckets=buckets)
+    scheduler.add(request("a", 400, 5), now=0.0)
+    scheduler.admit(now=0.0)
+    assert scheduler.prefill_budget == 256
+    steps = []
+    while (step := scheduler.next_prefill(budget=scheduler.prefill_budget)) is not None:
+        steps.append((step.start, len(step.tokens), step.padded_to))
+        scheduler.prefilled(step, tokens=[1] if step.is_last else [])
+    assert steps == [(0, 256, 256), (256, 64, 64), (320, 64, 64), (384, 16, 16)]
+    # Now it decodes, and the next prompt must not hold up its tokens.
+    scheduler.add(request("b", 400, 5), now=0.0)
+    scheduler.admit(now=0.0)
+    assert scheduler.prefill_budget == LIMITS.chunk_tokens
+    assert scheduler.next_prefill(budget=scheduler.prefill_budget).padded_to == 64
 
 
 def test_where_a_request_waits_for_a_slot_no_call_outlasts_the_one_that_ends_first():
@@ -180,8 +198,10 @@ def test_buckets_are_few_ascending_and_end_at_the_limit():
     buckets = Buckets.for_limits(slots=8, context=2048, chunk_tokens=64)
     assert buckets.decode_batches == (1, 8)
     assert buckets.decode_attention == (256, 512, 1024, 2048)
-    assert buckets.prefill_attention == (256, 1024, 2048)
-    assert buckets.chunks == (16, 64)
+    assert buckets.prefill_attention == (256, 512, 1024, 2048)
+    assert buckets.chunks == (16, 32, 64, 256)
+    long = Buckets.for_limits(slots=8, context=9000, chunk_tokens=64)
+    assert long.prefill_attention == (256, 512, 1024, 4096, 9000)
     assert smallest_fit(129, buckets.decode_attention) == 256
     tiny = Buckets.for_limits(slots=1, context=16, chunk_tokens=8)
     assert (tiny.decode_batches, tiny.decode_attention, tiny.chunks) == ((1,), (16,), (8,))
