@@ -81,8 +81,9 @@ def why_impossible(stages: Sequence[ResolvedStage], capacity: Capacity) -> list[
 
 
 def _why_alone(given: DeployServeParameters) -> str:
-    asked = {"a mesh": getattr(given, "mesh", None), "autoscaling": getattr(given, "autoscaling", None)}
-    return " and ".join(words for words, value in asked.items() if value)
+    has_mesh = max(given.mesh.tensor, given.mesh.data, given.mesh.hosts) > 1
+    asked = {"a mesh": has_mesh, "autoscaling": given.autoscaling is not None}
+    return " and ".join(words for words, is_asked in asked.items() if is_asked)
 
 
 def check_devices(

@@ -46,6 +46,12 @@ def test_deployments_that_leave_everything_open_share_the_one_gpu(tmp_path):
     assert why_impossible(stages, ONE_GPU) == []
 
 
+def test_a_mesh_and_autoscaling_mean_a_process_of_their_own(tmp_path):
+    for setting in ("mesh: {data: 2}", "autoscaling: {max_replicas: 2}"):
+        stages = stages_of(tmp_path, ("a", setting, "gpus: 0.25"), ("b", "slots: 2", "cpus: 1"))
+        assert [process.deployments for process in serving_plan(stages, ONE_GPU).processes] == [("a",), ("b",)]
+
+
 def test_processes_that_oversubscribe_the_gpu_are_refused_together(tmp_path):
     apart = [(name, "isolation: process", "gpus: 0.5") for name in ("a", "b", "c")]
     assert why_impossible(stages_of(tmp_path, *apart[:2]), ONE_GPU) == []
