@@ -113,7 +113,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """The body as a JSON object; `NaN` and `Infinity`, which JSON does not have, are refused.
+    """The body as a JSON object; `NaN` and `Infinity`, which JSON does not have, are refused, and halves of characters.
 
     Raises:
         Rejected: it is something else.
@@ -124,6 +124,12 @@ def json_object(body: bytes) -> dict[str, Any]:
         raise Rejected(f"the body is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise Rejected(f"the body must be a JSON object, found {shown(fields)}")
+    if b"\\u" in body:  # only an escape can write one half of a surrogate pair, of which no tokenizer makes a token
+        try:
+            json.dumps(fields, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start : error.end].encode("unicode_escape").decode()
+            raise Rejected(f"the body holds {half}, which is one half of a character") from error
     return fields
 
 

@@ -15,7 +15,7 @@ from pipeline.serving.access import Access, access_of
 from pipeline.serving.api_keys import bearer_digest, digest_of, is_among, read_key_digests
 from pipeline.serving.http import make_app
 from pipeline.serving.rate_limits import RateLimits, Rates
-from pipeline.serving.replica_settings import ReplicaConfig, ReplicaSettings
+from pipeline.serving.replica_settings import ReplicaConfig, ReplicaSettings, same_executables
 
 KEY, OTHER = "the-first-key-0123456789", "the-other-key-0123456789"
 
@@ -86,6 +86,7 @@ def test_settings_decide_who_is_let_in_and_can_change_while_serving():
     assert not access.allows(digest_of(KEY)) and access.max_request_bytes == 2048
     assert access.limits is limits, "what clients took stays taken"
     access.apply(settings(requests_per_minute=3))
+    assert same_executables(settings(), settings(requests_per_minute=3, api_key_digests=("x",))), "nothing to compile"
     assert access.is_open and access.limits.rates == Rates(requests_per_minute=3)
 
 

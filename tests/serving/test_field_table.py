@@ -6,11 +6,14 @@ from functools import partial
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from text_lengths import Characters, served_lengths
 
 from pipeline.serving import chat_request, completion_request
 from pipeline.serving.chat_template import ChatTemplate
 from pipeline.serving.http import make_app, make_surface
+from pipeline.serving.json_body import Rejected
 from pipeline.serving.sampling_fields import IGNORED, ServedModel
 
 MODEL = ServedModel(name="tiny", context=160, num_tokens=320, stop_ids=(0,), max_logprobs=5)
@@ -191,6 +194,31 @@ def test_values_that_do_not_go_together_are_a_400(post, path, fields, name):
 )
 def test_the_table_has_every_field(path, module):
     assert set(TABLES[path]) == {*module.READ, *module.NOT_COMPUTED, *IGNORED}
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=3),
+    max_leaves=6,
+)
+LIKELY = {
+    path: st.sampled_from([value for bad, good in table.values() for value in (*bad, *good)])
+    for path, table in TABLES.items()
+}
+
+
+@pytest.mark.parametrize("path", BASES)
+@given(data=st.data())
+def test_whatever_a_body_holds_it_is_taken_or_refused_with_reasons(path, data):
+    fields = data.draw(
+        st.dictionaries(st.sampled_from(sorted(TABLES[path])), JSON_VALUES | LIKELY[path], max_size=4)
+        | st.dictionaries(st.text(), JSON_VALUES, max_size=2)
+    )
+    try:
+        PARSERS[path]({**BASES[path], **fields}, model=MODEL, encoder=Characters())
+    except Rejected as refusal:
+        assert refusal.status == 400 and refusal.message
+        json.dumps(refusal.body()).encode()
 
 
 def test_each_reason_is_told_once_with_the_nearest_name(post):

@@ -197,6 +197,16 @@ def test_a_body_that_is_no_json_object_is_a_400(surface, body):
     assert answer.status_code == 400 and "error" in answer.json()
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_half_a_character_is_a_400_and_a_whole_one_is_not(surface, path):
+    for prompt, status in ((r"\ud83d", 400), (r"a\uDE00", 400), (r"\ud83d\ude00 \u00e9", 200)):
+        body = f'{{"model": "tiny", "prompt": "{prompt}", "max_tokens": 1}}'.encode()
+        answer = ask(surface, "POST", path, content=body)
+        if path == "/v1/completions" or status == 400:
+            assert answer.status_code == status
+        assert status == 200 or "one half of a character" in answer.json()["error"]["message"]
+
+
 def test_a_body_that_is_too_large_is_a_413(surface):
     answer = ask(surface, "POST", "/v1/completions", content=b" " * (MAX_REQUEST_BYTES + 1))
     assert answer.status_code == 413

@@ -29,7 +29,7 @@ class Client(threading.Thread):
         self.start()
 
     def run(self):
-        fields = {"model": "tiny", "prompt": "def", "max_tokens": 40, "temperature": 0, "stream": self._is_stream}
+        fields = {"model": "tiny", "prompt": "def", "max_tokens": 70, "temperature": 0, "stream": self._is_stream}
         while True:
             received = ""
             try:
@@ -68,13 +68,13 @@ def server(tmp_path):
 def test_a_server_that_is_told_to_end_loses_no_request_it_accepted(server):
     process, url, account = server
     clients = [Client(url, index) for index in range(NUM_CLIENTS)]
-    while sum(client.num_whole for client in clients) < NUM_CLIENTS:
+    while sum(client.num_whole for client in clients) < NUM_CLIENTS / 2:
         time.sleep(0.02)
         assert process.poll() is None
     assert httpx.get(f"{url}/ready").status_code == 200
     process.send_signal(signal.SIGTERM)
     told = time.monotonic()
-    while time.monotonic() - told < 1.0:
+    while time.monotonic() - told < DRAIN_SECONDS:
         try:
             is_ready = httpx.get(f"{url}/ready").status_code == 200
         except httpx.TransportError:
