@@ -14,7 +14,7 @@ from pipeline.serving.json_body import Rejected
 from pipeline.serving.response_format import Constraint
 from pipeline.serving.structured_limits import why_too_large
 from pipeline.serving.structured_matcher import CompiledGrammar, GrammarFault
-from pipeline.serving.structured_trial import CompilerUnavailable, Trial
+from pipeline.serving.structured_trial import CompilerUnavailable, TooCostly, Trial
 from pipeline.serving.vocabulary import Vocabulary
 
 DEADLINE_SECONDS = 2.0
@@ -104,6 +104,8 @@ class GrammarCompiler:
             made = CompiledGrammar(constraint, tokens=tokens)
         except GrammarFault as fault:
             self._keep(constraint, str(fault))
+            if isinstance(fault, TooCostly):  # so that the next constraint does not wait for a new process
+                self._worker.submit(self._trial.started)
             raise
         self._keep(constraint, made)
         return made

@@ -24,6 +24,10 @@ class CompilerUnavailable(Exception):  # noqa: N818 - a state, not a fault of th
     """The compiling process does not start, or is busy with others."""
 
 
+class TooCostly(GrammarFault):
+    """It is not compiled before the deadline or within the memory; the process is ended."""
+
+
 class Trial:
     """Judges constraints for one vocabulary."""
 
@@ -36,15 +40,16 @@ class Trial:
         """Compile and throw away.
 
         Raises:
-            GrammarFault: it is wrong, or is not compiled before the deadline or within the memory.
+            GrammarFault: it is wrong.
+            TooCostly: it is not compiled in time.
             CompilerUnavailable: the process does not start.
         """
-        child = self._started()
+        child = self.started()
         asked = {"kind": constraint.kind, "text": constraint.text, "alarm_seconds": 2 * self._deadline_seconds}
         answer = _ask(child, asked, seconds=self._deadline_seconds)
         if answer is None:
             self.close()
-            raise GrammarFault(
+            raise TooCostly(
                 f"compiling it takes more than {self._deadline_seconds:g} s or too much memory; make it simpler"
             )
         if answer["fault"]:
@@ -60,7 +65,12 @@ class Trial:
                 if pipe is not None:
                     pipe.close()
 
-    def _started(self) -> "subprocess.Popen[str]":
+    def started(self) -> "subprocess.Popen[str]":
+        """The process, which takes about a second to start.
+
+        Raises:
+            CompilerUnavailable: it does not start.
+        """
         if self._child is not None and self._child.poll() is None:
             return self._child
         self.close()
