@@ -51,11 +51,11 @@ def read_key_digests(reference: str, *, environment: Mapping[str, str], director
             "api_keys: must be a reference, `env:NAME` or `file:PATH`, and never a key",
             hint="put the keys into a file outside of the project, one a line, and write `api_keys: file:PATH`",
         )
-    short = sum(len(key) < MIN_KEY_CHARACTERS for key in keys)
-    if short or not keys:
-        found = f"{short} of {len(keys)} keys have fewer than {MIN_KEY_CHARACTERS} characters" if short else "no key"
+    wrong = sum(len(key) < MIN_KEY_CHARACTERS or not (key.isascii() and key.isprintable()) for key in keys)
+    if wrong or not keys:
+        found = f"{wrong} of {len(keys)} keys that are not {MIN_KEY_CHARACTERS} or more of ASCII's characters"
         raise ParameterError(
-            f"api_keys: {kind}:{place} holds {found}",
+            f"api_keys: {kind}:{place} holds {found if wrong else 'no key'}",
             hint=f"make keys of {MIN_KEY_CHARACTERS} characters or more, such as `openssl rand -hex 24` gives",
         )
     return tuple(dict.fromkeys(map(digest_of, keys)))

@@ -57,7 +57,8 @@ def test_keys_come_from_the_environment_or_a_file(tmp_path):
         ("file:absent", None, "absent: cannot be read: No such file"),
         ("file:keys", b"\xff\xfe", "no text in UTF-8"),
         ("file:keys", b"# nothing\n", "holds no key"),
-        ("file:keys", f"{KEY}\nshort-secret\n".encode(), "1 of 2 keys have fewer than 16 characters"),
+        ("file:keys", f"{KEY}\nshort-secret\n".encode(), "1 of 2 keys that are not 16 or more"),
+        ("file:keys", f"schlüssel-{KEY}".encode(), "1 of 1 keys that are not 16 or more of ASCII"),
     ],
 )
 def test_what_is_wrong_with_a_reference_is_said_without_a_key(tmp_path, reference, content, words):
