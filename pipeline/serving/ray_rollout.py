@@ -23,6 +23,7 @@ from pipeline.serving.ray_serve import DEPLOYMENT, deploy, replica_error, wait_u
 from pipeline.serving.replica_settings import ReplicaConfig, read_config
 
 POLL_SECONDS = 0.05
+SETTLE_SECONDS = 30.0
 ASK_SECONDS = 30.0
 """For an answer that needs no work."""
 How = Literal["started", "swapped", "beside", "replaced", "unchanged"]
@@ -106,6 +107,7 @@ def roll_out(
     """
     started = time.monotonic()
     deadline = started + timeout_seconds
+    _settle(application, seconds=min(SETTLE_SECONDS, timeout_seconds))
     running = running_applications()
     before = running.get(application)
     how: How = "started"
@@ -122,6 +124,7 @@ def roll_out(
     except PipelineError:
         if before is not None and before.num_running:
             deploy(application, before.config)
+            _settle(application, before.config, seconds=SETTLE_SECONDS)
             _ask(application, "discard", seconds=ASK_SECONDS)
         raise
     return RollOut(
@@ -186,6 +189,7 @@ def _wait(
             )
         serving = [{name: facts["deployment_id"] for name, facts in one["models"].items()} for one in said]
         if len(serving) >= config.process.replicas and all(one == wanted for one in serving):
+            _settle(application, config, seconds=max(1.0, deadline - time.monotonic()))
             return
         if time.monotonic() > deadline:
             raise ClusterError(
@@ -193,6 +197,25 @@ def _wait(
                 "replicas serve the new version, and the time is over",
                 hint="raise ready_timeout_seconds; the replica's log is in Ray's log directory under serve/",
             )
+        time.sleep(POLL_SECONDS)
+
+
+def _settle(application: str, config: ReplicaConfig | None = None, *, seconds: float) -> None:
+    """Wait until Ray Serve has done what it was told last; while it tells a replica, it does not count it as running.
+
+    Args:
+        application: harmless where it does not run.
+        config: what it must have been told; None where that may be anything.
+        seconds: after which the next step tells what is wrong.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = running_applications().get(application)
+        if found is None:
+            return
+        is_told = config is None or found.config == config
+        if is_told and not any(replica.state == "UPDATING" for replica in found.replicas):
+            return
         time.sleep(POLL_SECONDS)
 
 

@@ -193,6 +193,8 @@ class Replica:
             return "same"
         reason = "it is not served yet" if current is None else current.why_no_swap(settings)
         if current is not None and reason is None:
+            if settings.digest == current.settings.digest:
+                return "same"
             if name not in ready.parameters or ready.parameters[name].settings != settings:
                 ready.parameters[name] = current.load(settings)
             return "swap"

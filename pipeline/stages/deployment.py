@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pipeline.cluster.ray_lock import cluster_lock
 from pipeline.errors import ParameterError
 from pipeline.serving.api_keys import digest_of
 from pipeline.serving.process_identity import process_identity
@@ -98,17 +99,19 @@ def bring(
     api_key = secrets.token_urlsafe(32) if settings.api_key_digests else None
     if api_key is not None:
         settings = replace(settings, smoke_key_digest=digest_of(api_key))
-    running = running_applications()
-    if application != challenger_application(settings.name):
-        _refuse_second_home(settings.name, application=application, running=running)
-    found = running.get(application)
-    before = None if found is None else found.config.model(settings.name)
-    rolled = roll_out(
-        application,
-        merged(found, settings, process=process),
-        timeout_seconds=watch.seconds_left,
-        on_progress=watch.on_progress,
-    )
+    # Two stages of a flow may bring two models to one application at once: each must see what the other made of it.
+    with cluster_lock(application, timeout_seconds=watch.seconds_left, on_wait=watch.on_progress):
+        running = running_applications()
+        if application != challenger_application(settings.name):
+            _refuse_second_home(settings.name, application=application, running=running)
+        found = running.get(application)
+        before = None if found is None else found.config.model(settings.name)
+        rolled = roll_out(
+            application,
+            merged(found, settings, process=process),
+            timeout_seconds=watch.seconds_left,
+            on_progress=watch.on_progress,
+        )
     watch.note(roll_out_text(rolled))
     endpoint = replace(at, route_prefix=rolled.route_prefix)
     health = wait_for_version(
