@@ -9,11 +9,17 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from pipeline.artifacts.store import open_store
 from pipeline.errors import ClusterError, GateError
-from pipeline.serving.deployment_record import DeploymentEvent, VersionReference, append_event, operator
+from pipeline.serving.deployment_record import (
+    DeploymentEvent,
+    VersionReference,
+    append_event,
+    operator,
+    recorded_settings,
+)
 from pipeline.serving.ray_rollout import running_applications
 from pipeline.serving.ray_serve import Endpoint
 from pipeline.serving.ray_traffic import challenger_application, collect, set_traffic, take_down
@@ -269,5 +275,5 @@ def _event(
         reason=f"{result.judgement.verdict} of version {tried}: {result.judgement.reason}; "
         f"run {context.run_id} of flow {context.flow}",
         application=application,
-        settings=asdict(champion),
+        settings=recorded_settings(champion),
     )

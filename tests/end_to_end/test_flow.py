@@ -104,6 +104,20 @@ def test_the_report_is_one_page_with_everything(first) -> None:
     assert not re.search(r"(src=|<link[^>]*href=|url\()[\"']?https?://", text), "the page needs nothing from outside"
 
 
+def test_the_deployment_is_listed_with_its_history(first, project: Project) -> None:
+    (row,) = project.json("deployments")
+    assert (row["name"], row["version"], row["running"], row["health"]) == ("tiny", "1", 1, "ok")
+    assert row["endpoint"] == stage_of(first[1], "serve")["facts"]["url"]
+    (event,) = project.json("deployments", "tiny")
+    assert (event["action"], event["how"], event["source"]) == ("deploy", "started", None)
+    assert "holds" in event["gates"]["max_abs_logit_difference"] and "@" in event["who"]
+    with sqlite3.connect(project.state / "mlflow.db") as store:
+        tags = store.execute("select key from model_version_tags where name = 'tiny'").fetchall()
+    assert any(key.startswith("deployment.tiny.deploy.") for (key,) in tags)
+    assert "never served another version" in project.run("rollback", "tiny", code=2).stderr
+    assert "did you mean 'tiny'" in project.run("promote", "tinny", "1", code=2).stderr
+
+
 def test_running_again_reuses_everything_and_touches_no_process(first, project: Project) -> None:
     before = {process.pid for process in project.head_processes()}
     started = time.monotonic()

@@ -248,7 +248,7 @@ def test_a_first_configuration_that_cannot_be_had_ends_the_process(tmp_path):
 
 def test_other_settings_get_an_engine_of_their_own_and_the_old_one_finishes_its_requests(replica, versions, texts):
     become(replica, versions["1"])
-    wanted = settings_of(versions["2"], context=96)
+    wanted = settings_of(versions["2"], context=96, slots=1)
     assert replica.prepare(config_of(wanted), beside=False) == {"tiny": "restart: its settings differ"}
 
     async def scene():
@@ -267,7 +267,7 @@ def test_other_settings_get_an_engine_of_their_own_and_the_old_one_finishes_its_
 
 
 def test_models_come_and_go_beside_each_other(replica, versions, texts):
-    one, other = settings_of(versions["1"]), settings_of(versions["2"], name="other")
+    one, other = settings_of(versions["1"]), settings_of(versions["2"], name="other", slots=1)
     replica.reconfigure(config_of(one, other))
     assert [model["id"] for model in ask(replica, "/v1/models")["data"]] == ["tiny", "other"]
     assert ask(replica)["system_fingerprint"].startswith("1-")
