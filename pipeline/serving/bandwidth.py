@@ -67,7 +67,7 @@ def speed_of(num_bytes: int, *, bandwidth: float, unit: str = "tokens") -> Speed
         per_second=per_second,
         unit=unit,
         reason=f"{bandwidth / 1e9:.1f} GB/s of memory bandwidth / {num_bytes / 1e9:.3f} GB of weights read for each of "
-        f"the {unit} = {per_second:.3g} {unit} a second at most",
+        f"the {unit} = {per_second:.3g} {unit} a second",
     )
 
 

@@ -25,7 +25,7 @@ from pipeline.models.description import ModelDescription
 from pipeline.models.family import FamilyModel
 from pipeline.models.placement import Layout
 from pipeline.models.registry import describe
-from pipeline.serving.bandwidth import Speed, bandwidth_of, check_speed, speed_of
+from pipeline.serving.bandwidth import SLOW_TOKENS_PER_SECOND, Speed, bandwidth_of, check_speed, speed_of
 from pipeline.serving.buckets import Buckets
 from pipeline.serving.cache_budget import MOST_SLOTS, Budget, CacheFit, Wish, fit_cache
 from pipeline.serving.device import Placement, allocator_room, choose_placement
@@ -126,9 +126,9 @@ def _speed(
         num_bytes = step_bytes(config, dtype=placement.dtype, device=placement.device) // settings.mesh_tensor
         unit = "tokens"
     speed = speed_of(num_bytes, bandwidth=bandwidth_of(device, directory=directory), unit=unit)
-    if speed.per_second >= settings.min_tokens_per_second:
+    if speed.per_second >= max(settings.min_tokens_per_second, SLOW_TOKENS_PER_SECOND):
         return speed
-    # Nothing is refused for a figure that was taken while the machine was busy.
+    # Nothing is refused or warned of for a figure that was taken while the machine was busy.
     return speed_of(num_bytes, bandwidth=bandwidth_of(device, directory=directory, again=True), unit=unit)
 
 

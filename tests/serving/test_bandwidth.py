@@ -16,7 +16,7 @@ def test_the_bound_is_bandwidth_over_bytes_with_its_arithmetic():
     speed = speed_of(32 * GB, bandwidth=16 * GB)
     assert speed.per_second == 0.5
     assert speed.reason == (
-        "16.0 GB/s of memory bandwidth / 32.000 GB of weights read for each of the tokens = 0.5 tokens a second at most"
+        "16.0 GB/s of memory bandwidth / 32.000 GB of weights read for each of the tokens = 0.5 tokens a second"
     )
 
 
