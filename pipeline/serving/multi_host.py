@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any, Protocol
@@ -110,6 +110,10 @@ class Leader:
             rank=rank,
             key=self._key,
         )
+
+    def plan_of(self, rank: int) -> dict[str, Any]:
+        """`plan` in plain values, which a process can take in before it loads jax."""
+        return asdict(self.plan(rank))
 
     def meet(self) -> None:
         """Wait for every follower, and join their devices.

@@ -22,7 +22,8 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from pipeline import errors
 from pipeline.errors import ClusterError, ParameterError, PipelineError, StageError
-from pipeline.serving.replica_environment import settle
+from pipeline.serving.ray_hosts import led_hosts, spread_options
+from pipeline.serving.replica_environment import NUM_HOSTS, settle
 from pipeline.serving.replica_settings import ReplicaConfig
 
 REPLICA = "pipeline.serving.replica:Replica"
@@ -57,8 +58,10 @@ class ServedReplica:
 
     def __init__(self) -> None:
         self._share = settle()  # before the import below loads jax
+        self._hosts = led_hosts()
         module, _, name = REPLICA.partition(":")
-        self._replica = getattr(importlib.import_module(module), name)(self._share)
+        leader = None if self._hosts is None else self._hosts.leader
+        self._replica = getattr(importlib.import_module(module), name)(self._share, leader=leader)
 
     def __serve_build_asgi_app__(self) -> Any:
         """The ASGI application; Ray Serve asks for it after the constructor."""
@@ -153,6 +156,8 @@ def deploy(application: str, config: ReplicaConfig) -> str:
     }
     if process.gpus:
         options["num_gpus"] = process.gpus
+    num_hosts = int(process.environment.get(NUM_HOSTS, "1"))
+    spread = {} if num_hosts == 1 else spread_options(num_hosts=num_hosts, cpus=process.cpus, gpus=process.gpus)
     deployment = serve.deployment(
         serve.ingress()(ServedReplica),
         name=DEPLOYMENT,
@@ -162,6 +167,7 @@ def deploy(application: str, config: ReplicaConfig) -> str:
             else {"autoscaling_config": AutoscalingConfig(**process.autoscaling)}
         ),
         ray_actor_options=options,
+        **spread,
         user_config=config.as_json(),
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         graceful_shutdown_timeout_s=process.drain_seconds,

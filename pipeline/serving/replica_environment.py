@@ -20,6 +20,8 @@ from pipeline.serving.device_reserve import known_reserve
 from pipeline.serving.nvidia import DeviceReading, read_device
 
 CPU_DEVICES_FLAG = "--xla_force_host_platform_device_count"
+NUM_HOSTS = "PIPELINE_NUM_HOSTS"
+"""Absent where it is one."""
 SHARE = "PIPELINE_GPU_SHARE"
 STATE = "PIPELINE_STATE_DIRECTORY"
 MPS_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
@@ -57,7 +59,7 @@ NO_SHARE = ProcessShare(share=0.0)
 
 
 def replica_environment(
-    *, device: str, gpus: float, state_directory: str | None, cpu_devices: int = 1
+    *, device: str, gpus: float, state_directory: str | None, cpu_devices: int = 1, num_hosts: int = 1
 ) -> dict[str, str]:
     """Variables that the process is started with; `settle` makes them complete there.
 
@@ -66,8 +68,11 @@ def replica_environment(
         gpus: of each process; a part, or whole devices.
         state_directory: where what was measured of devices is kept.
         cpu_devices: as how many devices jax shows the processor where there is no GPU.
+        num_hosts: over which the model lies.
     """
     known = {} if state_directory is None else {STATE: state_directory}
+    if num_hosts > 1:
+        known[NUM_HOSTS] = str(num_hosts)
     if gpus <= 0:
         shown = {} if cpu_devices == 1 else {"XLA_FLAGS": f"{CPU_DEVICES_FLAG}={cpu_devices}"}
         return {**known, "JAX_PLATFORMS": "cpu", **shown} if device != "cuda" else {**known, **shown}
