@@ -4,33 +4,24 @@ Owns the way from a flow to the experiment, and its table. The one decision: the
 itself, reused or run, so that what is verified is the user's model on the user's data.
 """
 
-import functools
-import os
-import tempfile
-from collections.abc import Sequence
+import importlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 
 from pipeline.cli.place import Place, find_place
 from pipeline.cli.run import run_to_end
 from pipeline.cli.text import make_console, make_table, print_json
-from pipeline.data.dataset import open_dataset
-from pipeline.diagnostics.verify_resume import OTHER_WORLD_TOLERANCE, ResumeReport, default_kills, verify_resume
 from pipeline.errors import UsageError, nearest_name
 from pipeline.execution.reading import Reading
 from pipeline.plan.graph import Flow, ResolvedStage, ancestors, open_flow
 from pipeline.plan.planner import Action, make_plan
-from pipeline.stages.parameters import TrainFsdpParameters
-from pipeline.stages.train_fsdp import config_of
-from pipeline.training.device import choose_device, num_cuda_devices
 
 KIND = "train.fsdp"
-_OTHER = {
-    False: f"same rows, losses within {OTHER_WORLD_TOLERANCE:g}",
-    True: "same rows; the model draws random numbers, other ranks draw others",
-}
+EXPERIMENT = "pipeline.diagnostics.verify_stage:verify_stage"
 
 
 def run(
@@ -56,40 +47,23 @@ def run(
     chosen = choose_stage(flow, stage)
     if kill_at and every:
         raise UsageError("--kill-at and --every exclude each other")
-    kills = kill_at or (tuple(range(steps)) if every else default_kills(steps))
-    path = _dataset(flow, chosen, place=place)
-    parameters, resources = chosen.parameters, chosen.resources
-    assert isinstance(parameters, TrainFsdpParameters)
-    device = choose_device(
-        parameters.device, gpus_per_worker=resources.gpus or 0.0, available_gpus=float(num_cuda_devices())
-    )
-    config = replace(
-        config_of(parameters, open_dataset(path), project_root=flow.spec.project_root),
+    report = _load(EXPERIMENT)(
+        chosen.parameters,
+        resources=chosen.resources,
+        dataset=_dataset(flow, chosen, place=place),
+        project_root=flow.spec.project_root,
         steps=steps,
-        checkpoint_every_steps=checkpoint_every,
-        validate_every_steps=steps,
-        log_every_steps=1,
-        decay_steps=None,  # of a shorter run
-        warmup_steps=min(parameters.warmup_steps, steps),
+        checkpoint_every=checkpoint_every,
+        kill_at=kill_at,
+        every=every,
+        other_workers=other_workers,
+        notice=_notice,
     )
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with tempfile.TemporaryDirectory(prefix="pipeline-verify-resume-") as work:
-        report = verify_resume(
-            config,
-            open_dataset=functools.partial(open_dataset, path, verify=False),
-            project_root=str(flow.spec.project_root),
-            work=Path(work),
-            world_size=resources.workers,
-            other_world_size=_other(resources.workers) if other_workers is None else other_workers or None,
-            kills=kills,
-            device=device.device,
-            notice=_notice,
-        )
     if as_json:
-        print_json(report.to_json())
+        print_json(report)
     else:
         _print(report, stage=chosen.name)
-    return 0 if report.ok else 1
+    return 0 if report["ok"] else 1
 
 
 def choose_stage(flow: Flow, name: str) -> ResolvedStage:
@@ -147,35 +121,34 @@ def _dataset(flow: Flow, stage: ResolvedStage, *, place: Place) -> Path:
     )
 
 
-def _other(world_size: int) -> int:
-    return world_size // 2 if world_size > 1 else 2
-
-
 def _notice(text: str) -> None:
     make_console(stderr=True).print(text, markup=False)
 
 
-def _print(report: ResumeReport, *, stage: str) -> None:
+def _print(report: Mapping[str, Any], *, stage: str) -> None:
     console = make_console()
     console.print(
-        f"stage {escape(stage)}: {report.steps} steps, a checkpoint every {report.checkpoint_every_steps}, killed on "
-        f"{report.world_size} rank(s)"
+        f"stage {escape(stage)}: {report['steps']} steps, a checkpoint every {report['checkpoint_every_steps']}, "
+        f"killed on {report['world_size']} rank(s)"
     )
+    elsewhere = f"same rows, losses within {report['tolerance']:g}"
+    if report["draws"]:
+        elsewhere = "same rows; the model draws random numbers, other ranks draw others"
     table = make_table()
     for title in ("killed at step", "resumed from", "ranks", "loss error", "verdict"):
         table.add_column(title, justify="left" if title == "verdict" else "right")
-    for case in report.cases:
-        is_same = case.world_size == report.world_size
-        equal = "bit-equal" if is_same else _OTHER[report.draws]
+    for case in report["cases"]:
+        equal = "bit-equal" if case["world_size"] == report["world_size"] else elsewhere
         table.add_row(
-            str(case.killed_at),
-            str(case.resumed_from),
-            str(case.world_size),
-            f"{case.loss_error:.1e}",
-            f"[green]{equal}[/]" if case.ok else f"[red]{escape(_joined(case.problems))}[/]",
+            str(case["killed_at"]),
+            str(case["resumed_from"]),
+            str(case["world_size"]),
+            f"{case['loss_error']:.1e}",
+            f"[green]{equal}[/]" if case["ok"] else f"[red]{escape('; '.join(case['problems']))}[/]",
         )
     console.print(table)
 
 
-def _joined(problems: Sequence[str]) -> str:
-    return "; ".join(problems)
+def _load(dotted: str) -> Any:
+    module, _, name = dotted.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -91,77 +91,87 @@ def default_kills(steps: int) -> tuple[int, ...]:
     return tuple(sorted({max(1, steps * (index + 1) // (NUM_KILLS + 1)) for index in range(NUM_KILLS)}))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experiment:
+    """What is trained, and where."""
+
+    config: TrainConfig
+    """Its `steps` and `checkpoint_every_steps` are those of the experiment."""
+    open_dataset: Callable[[], Any]
+    """Opens the dataset in a rank's process; must pickle."""
+    project_root: str
+    """Where the user's own modules are."""
+    work: Path
+    """An empty directory."""
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    def job(self, name: str, *, log: str | None = None, kill: Kill | None = None) -> TrainJob:
+        """A training in the workspace `name`, whose rows are logged as `log`."""
+        rows = self.rows_of(log or name)
+        return TrainJob(
+            config=self.config,
+            workspace=str(self.work / name / "workspace"),
+            open_dataset=functools.partial(WatchedRows, self.open_dataset, log_directory=rows, kill=kill),
+            project_root=self.project_root,
+        )
+
+    def rows_of(self, log: str) -> Path:
+        """Where rows are logged."""
+        return self.work / log / "rows"
+
+    def train(self, jobs: Sequence[TrainJob], *, world_size: int) -> list[Trained]:
+        """Train the jobs one after the other on fresh ranks."""
+        ranks = spawn(train_all, jobs, world_size=world_size, timeout_seconds=TIMEOUT_SECONDS, device=self.device)
+        trained: list[Trained] = ranks[0]
+        return trained
+
+
 def verify_resume(
-    config: TrainConfig,
+    experiment: Experiment,
     *,
-    open_dataset: Callable[[], Any],
-    project_root: str,
-    work: Path,
     world_size: int,
     other_world_size: int | None,
     kills: Sequence[int],
-    device: Literal["cpu", "cuda"] = "cpu",
     notice: Callable[[str], None] = lambda text: None,
 ) -> ResumeReport:
     """Run the experiment with ranks of this machine.
 
     Args:
-        config: of the training; `steps` and `checkpoint_every_steps` are those of the experiment.
-        open_dataset: opens the dataset in a rank's process; must pickle.
-        project_root: where the user's own modules are.
-        work: an empty directory.
+        experiment: what is trained.
         world_size: ranks that are killed and that resume.
         other_world_size: ranks that go on from the last kill's checkpoint; None leaves that out.
         kills: steps (from 0) at which a rank is killed.
-        device: of every rank.
         notice: told what begins.
 
     Raises:
         ParameterError: a step to kill at is not one of the run's.
         PipelineError: what a training raised that was not killed.
     """
+    config = experiment.config
     wrong = [step for step in kills if not 0 <= step < config.steps]
     if wrong:
         raise ParameterError(
             f"cannot kill at step {', '.join(map(str, wrong))}: the run has steps 0 to {config.steps - 1}"
         )
-
-    start = functools.partial(spawn, timeout_seconds=TIMEOUT_SECONDS, device=device)
-
-    def job(name: str, *, log: str | None = None, kill: Kill | None = None) -> TrainJob:
-        watched = functools.partial(WatchedRows, open_dataset, log_directory=work / (log or name) / "rows", kill=kill)
-        return TrainJob(
-            config=config, workspace=str(work / name / "workspace"), open_dataset=watched, project_root=project_root
-        )
-
     notice(f"{config.steps} steps straight on {world_size} ranks")
-    straight = start(train_all, [job("straight")], world_size=world_size)[0][0]
+    (straight,) = experiment.train([experiment.job("straight")], world_size=world_size)
     for index, step in enumerate(kills):
         kill = Kill(step=step, rank=index % world_size)
         notice(f"killing rank {kill.rank} at step {step}")
-        _die(functools.partial(start, train_all, [job(f"kill-{step}", kill=kill)], world_size=world_size))
+        _die(experiment, experiment.job(f"kill-{step}", kill=kill), world_size=world_size)
     if other_world_size is not None:  # before the others resume: it needs the checkpoints as the kill left them
-        shutil.copytree(work / f"kill-{kills[-1]}", work / "elsewhere")
+        shutil.copytree(experiment.work / f"kill-{kills[-1]}", experiment.work / "elsewhere")
     notice(f"resuming {len(kills)} times on {world_size} ranks")
-    resumed = start(train_all, [job(f"kill-{step}") for step in kills], world_size=world_size)[0]
+    resumed = experiment.train([experiment.job(f"kill-{step}") for step in kills], world_size=world_size)
+    judge = functools.partial(_judge, experiment, straight=straight)
     cases = [
-        _judge(step, trained, straight=straight, work=work, name=f"kill-{step}", world_size=world_size, is_same=True)
+        judge(trained, killed_at=step, log=f"kill-{step}", world_size=world_size, is_same=True)
         for step, trained in zip(kills, resumed, strict=True)
     ]
     if other_world_size is not None:
         notice(f"going on with {other_world_size} rank(s)")
-        moved = start(train_all, [job("elsewhere", log="moved")], world_size=other_world_size)[0][0]
-        cases.append(
-            _judge(
-                kills[-1],
-                moved,
-                straight=straight,
-                work=work,
-                name="moved",
-                world_size=other_world_size,
-                is_same=False,
-            )
-        )
+        (moved,) = experiment.train([experiment.job("elsewhere", log="moved")], world_size=other_world_size)
+        cases.append(judge(moved, killed_at=kills[-1], log="moved", world_size=other_world_size, is_same=False))
     return ResumeReport(
         steps=config.steps,
         world_size=world_size,
@@ -195,21 +205,28 @@ def train_all(worker: WorkerContext, jobs: Sequence[TrainJob]) -> list[Trained]:
     return found
 
 
-def _die(start: Callable[[], Any]) -> None:
+def _die(experiment: Experiment, job: TrainJob, *, world_size: int) -> None:
     """Run a training that must not survive.
 
     Raises:
         StageError: it did.
     """
     try:
-        start()
+        experiment.train([job], world_size=world_size)
     except ClusterError:
         return  # a rank died; the other lost contact
     raise StageError("a training whose rank was to be killed came to its end", hint="this is a fault of the experiment")
 
 
 def _judge(
-    step: int, trained: Trained, *, straight: Trained, work: Path, name: str, world_size: int, is_same: bool
+    experiment: Experiment,
+    trained: Trained,
+    *,
+    straight: Trained,
+    killed_at: int,
+    log: str,
+    world_size: int,
+    is_same: bool,
 ) -> ResumeCase:
     problems = []
     expected = {done: loss for done, loss in straight.losses.items() if done > trained.resumed_from}
@@ -226,17 +243,17 @@ def _judge(
     elif loss_error > OTHER_WORLD_TOLERANCE and not straight.draws:
         problems.append(f"losses: differ by up to {loss_error:.1e}; {OTHER_WORLD_TOLERANCE:.0e} is allowed")
     first = 0 if is_same else trained.resumed_from  # the log of other ranks begins where they go on
-    rows = {at: ranks for at, ranks in read_rows(work / "straight" / "rows").items() if at >= first}
-    problems += _row_problems(rows, read_rows(work / name / "rows"), is_same=is_same)
+    rows = {at: ranks for at, ranks in read_rows(experiment.rows_of("straight")).items() if at >= first}
+    problems += _row_problems(rows, read_rows(experiment.rows_of(log)), is_same=is_same)
     if is_same:
         problems += state_differences(
-            str(work / name / "workspace"),
+            experiment.job(log).workspace,
             trained.commit,
-            other_workspace=str(work / "straight" / "workspace"),
+            other_workspace=experiment.job("straight").workspace,
             other=straight.commit,
         )
     return ResumeCase(
-        killed_at=step,
+        killed_at=killed_at,
         world_size=world_size,
         resumed_from=trained.resumed_from,
         loss_error=loss_error,

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.training.device import check_device_present
+from pipeline.training.rank_sources import ENVIRONMENT_STORE
 
 COLLECTIVE_TIMEOUT_SECONDS = 300.0
 
@@ -30,7 +31,8 @@ class WorkerContext:
     device_reason: str
     """Why this device was chosen; recorded with the result."""
     store_address: str | None = None
-    """`host:port` of rank 0's TCP store, or None where the launcher has made the process group."""
+    """`host:port` of rank 0's TCP store, `env://` where torchrun has made it, or None where the launcher has made the
+    process group."""
     num_threads: int | None = None
     """Threads of torch operators in this process; torch's own choice when None."""
     collective_timeout_seconds: float = COLLECTIVE_TIMEOUT_SECONDS
@@ -73,7 +75,9 @@ def joined(worker: WorkerContext) -> Iterator[None]:
         return
     dist.init_process_group(
         worker.backend,
-        init_method=f"tcp://{worker.store_address}",
+        init_method=worker.store_address
+        if worker.store_address == ENVIRONMENT_STORE
+        else f"tcp://{worker.store_address}",
         rank=worker.rank,
         world_size=worker.world_size,
         timeout=timedelta(seconds=worker.collective_timeout_seconds),

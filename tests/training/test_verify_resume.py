@@ -10,7 +10,7 @@ import torch
 from rank_functions import train_recorded
 
 from pipeline.data.packed import PackedDataset
-from pipeline.diagnostics.verify_resume import default_kills, verify_resume
+from pipeline.diagnostics.verify_resume import Experiment, default_kills, verify_resume
 from pipeline.errors import ParameterError
 from pipeline.training.state_difference import state_differences
 from pipeline.training.watched_rows import WatchedRows, digests_of, read_rows
@@ -38,7 +38,8 @@ def experiment(make_job, tmp_path: Path):
 
     def run(open_dataset: Any = job.open_dataset, **options: Any) -> Any:
         given = {"kills": (4, 9), "world_size": 2, "other_world_size": 1} | options
-        return verify_resume(job.config, open_dataset=open_dataset, project_root=".", work=tmp_path / "work", **given)
+        experiment = Experiment(config=job.config, open_dataset=open_dataset, project_root=".", work=tmp_path / "work")
+        return verify_resume(experiment, **given)
 
     return run
 

@@ -1,0 +1,80 @@
+"""From a training stage of a flow to the experiment of `verify_resume`.
+
+Owns what of the stage's parameters the experiment changes. The one decision: only the length of the run and what is
+observed change; model, data, batch, optimizer and seed are the user's own.
+"""
+
+import functools
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.data.dataset import open_dataset
+from pipeline.diagnostics.verify_resume import OTHER_WORLD_TOLERANCE, Experiment, default_kills, verify_resume
+from pipeline.stages.parameters import TrainFsdpParameters
+from pipeline.stages.protocol import Resources
+from pipeline.stages.train_fsdp import config_of
+from pipeline.training.device import choose_device, num_cuda_devices
+
+
+def verify_stage(
+    parameters: TrainFsdpParameters,
+    *,
+    resources: Resources,
+    dataset: Path,
+    project_root: Path,
+    steps: int,
+    checkpoint_every: int,
+    kill_at: Sequence[int],
+    every: bool,
+    other_workers: int | None,
+    notice: Callable[[str], None],
+) -> dict[str, Any]:
+    """Run the experiment on a stage with ranks of this machine; the report as plain values, and `tolerance`.
+
+    Args:
+        parameters: of the stage.
+        resources: of the stage; its `workers` are killed and resume.
+        dataset: directory of the dataset.
+        project_root: what paths of the stage are relative to.
+        steps: optimizer steps of the experiment.
+        checkpoint_every: steps between its checkpoints.
+        kill_at: steps (from 0) to kill at; three of them where it is empty.
+        every: kill once at every step.
+        other_workers: ranks that go on too; half where it is None, 0 for none.
+        notice: told what begins.
+
+    Raises:
+        ParameterError: a step to kill at is not one of the run's, or the stage cannot train here.
+    """
+    device = choose_device(
+        parameters.device, gpus_per_worker=resources.gpus or 0.0, available_gpus=float(num_cuda_devices())
+    )
+    config = replace(
+        config_of(parameters, open_dataset(dataset), project_root=project_root),
+        steps=steps,
+        checkpoint_every_steps=checkpoint_every,
+        validate_every_steps=steps,
+        log_every_steps=1,
+        decay_steps=None,  # of a longer run
+        warmup_steps=min(parameters.warmup_steps, steps),
+    )
+    half = resources.workers // 2 if resources.workers > 1 else 2
+    with tempfile.TemporaryDirectory(prefix="pipeline-verify-resume-") as work:
+        experiment = Experiment(
+            config=config,
+            open_dataset=functools.partial(open_dataset, dataset, verify=False),
+            project_root=str(project_root),
+            work=Path(work),
+            device=device.device,
+        )
+        report = verify_resume(
+            experiment,
+            world_size=resources.workers,
+            other_world_size=half if other_workers is None else other_workers or None,
+            kills=kill_at or (tuple(range(steps)) if every else default_kills(steps)),
+            notice=notice,
+        )
+    return {**report.to_json(), "tolerance": OTHER_WORLD_TOLERANCE}

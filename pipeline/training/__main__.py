@@ -1,0 +1,35 @@
+"""`python -m pipeline.training JOB.yaml`: one rank of a training without Ray.
+
+torchrun --nproc-per-node 2 -m pipeline.training job.yaml
+srun --ntasks 8 python -m pipeline.training job.yaml
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from pipeline.errors import PipelineError
+from pipeline.training.failure import as_pipeline_error
+from pipeline.training.launched import run_job
+
+
+def main() -> int:
+    """Exit code 0, or that of the error's class; rank 0's reports are lines of JSON on standard output."""
+    parser = argparse.ArgumentParser(prog="python -m pipeline.training", description=__doc__)
+    parser.add_argument("job", type=Path, help="YAML with dataset, workspace and the fields of train.fsdp")
+    given = parser.parse_args()
+    try:
+        run_job(given.job, environment=os.environ, stream=sys.stdout)
+    except PipelineError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    except Exception as error:  # the process boundary: a rank's error says what it is and whose
+        meant = as_pipeline_error(error, rank=int(os.environ.get("RANK", "0")))
+        sys.stderr.write(f"error: {meant}\n")
+        return meant.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
