@@ -19,7 +19,7 @@ from rich.markup import escape
 from pipeline.artifacts.store import Store
 from pipeline.cli.place import Place, find_place
 from pipeline.cli.text import duration, make_console, make_table, moment, print_json
-from pipeline.cli.trackers import deployment_registry
+from pipeline.cli.trackers import deployment_registry, registered_source
 from pipeline.cluster.head import find_head
 from pipeline.errors import ClusterError, TrackingError, UsageError, nearest_name
 from pipeline.serving.deployment_record import (
@@ -211,10 +211,16 @@ def _find(place: Place, name: str, version: str, *, events: list[DeploymentEvent
         raise UsageError(
             f"deployment {name!r} knows no version {version!r}" + (f"; {near!r}?" if near else ""), hint=hint
         )
+    path = registered_source(place, f"models:/{registered}/{known['version']}").removeprefix("file://")
+    if "://" in path:
+        raise UsageError(
+            f"version {version!r} of {registered!r} lies at {path}, where replicas cannot read it",
+            hint="name it as the model of a flow's deploy.serve, which brings it to the nodes",
+        )
     return _Target(
         version=known["version"],
         digest=known["digest"],
-        model_path=known["source"],
+        model_path=path,
         registered_model=registered,
         gates=known["gates"],
     )

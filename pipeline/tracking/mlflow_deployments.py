@@ -5,6 +5,7 @@ serves. The one decision: `champion` is what serves, `previous` what served befo
 carries the whole event as a tag, so the registry alone tells who put it there and why.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -35,7 +36,9 @@ class MlflowDeployments:
         self._uri = uri
 
     def find_version(self, name: str, version: str) -> dict[str, Any] | None:
-        """`version`, `source`, `digest` and `gates` of a registered version, by its number or an alias.
+        """`version`, `digest` and `gates` of a registered version, by its number or an alias.
+
+        A version that says no digest gets one of its name, which tells it apart from others.
 
         Raises:
             TrackingError: the registry is away.
@@ -52,8 +55,7 @@ class MlflowDeployments:
         gates = {key.removeprefix("gate."): value for key, value in found.tags.items() if key.startswith("gate.")}
         return {
             "version": str(found.version),
-            "source": str(found.source).removeprefix("file://"),
-            "digest": found.tags.get("model.digest", ""),
+            "digest": found.tags.get("model.digest") or hashlib.sha256(f"{name}/{found.version}".encode()).hexdigest(),
             "gates": gates,
         }
 

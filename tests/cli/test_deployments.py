@@ -1,14 +1,17 @@
 """`pipeline deployments`, `promote` and `rollback` say what they know, and what to do where they cannot."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from pipeline.artifacts.store import open_store
 from pipeline.cli import deployments as verbs
 from pipeline.cli.place import find_place
+from pipeline.cli.trackers import default_tracking_uri
 from pipeline.errors import ClusterError, UsageError
-from pipeline.serving.deployment_record import DeploymentEvent, VersionReference, append_event
+from pipeline.serving.deployment_record import DeploymentEvent, VersionReference, append_event, deployment_events
+from pipeline.tracking.mlflow_registry import MlflowRegistry
 
 NOWHERE = {"address": None, "cluster": None, "as_json": False}
 
@@ -79,10 +82,24 @@ def test_a_change_where_nothing_runs_is_an_infrastructure_error(store, change):
 
 
 def test_a_version_that_nobody_knows_is_named_with_those_that_served(store):
-    from pipeline.serving.deployment_record import deployment_events
-
     place, events = find_place(start=verbs.Path.cwd(), store=store), deployment_events(open_store(store), "tiny")
     with pytest.raises(UsageError, match="knows no version '9'") as caught:
         verbs._find(place, "tiny", "9", events=events)
     assert "it has served: 1, 2" in str(caught.value) and "registry has no version '9'" in str(caught.value)
     assert verbs._find(place, "tiny", "1111", events=events).model_path == "/models/1"
+
+
+def test_a_registered_version_that_never_served_is_found_with_its_directory(store, monkeypatch, tmp_path):
+    place = find_place(start=tmp_path, store=store)
+    uri = default_tracking_uri(place)
+    MlflowRegistry(uri=uri).register(
+        name="llm", source="file:///models/7", tags={"gate.loss": "1 <= 2 holds"}, alias="candidate", description=""
+    )
+    served = VersionReference(version="x", digest="y" * 64)
+    event = replace(deployment_events(open_store(store), "tiny")[0], registered_model="llm", target=served)
+    for asked in ("1", "candidate"):
+        found = verbs._find(
+            place, "tiny", asked, events=[replace(event, target=VersionReference(version="x", digest="y"))]
+        )
+        assert (found.version, found.model_path, found.registered_model) == ("1", "/models/7", "llm")
+        assert found.gates == {"loss": "1 <= 2 holds"} and len(found.digest) == 64

@@ -50,9 +50,7 @@ def event_of(name, *, source, target, action="promote", when=1000.0):
     }
 
 
-def test_the_version_carries_the_event_and_the_aliases_say_what_serves_and_served(
-    deployments, mlflow_client, name
-):
+def test_the_version_carries_the_event_and_the_aliases_say_what_serves_and_served(deployments, mlflow_client, name):
     deployments.record_deployment(event_of(name, source="2", target="1", action="rollback"))
     aliases = {alias: str(version) for alias, version in mlflow_client.get_registered_model(name).aliases.items()}
     assert aliases == {"champion": "1", "previous": "2"}
@@ -79,7 +77,6 @@ def test_a_version_is_found_by_number_and_by_alias_with_its_gates(deployments, n
     found = deployments.find_version(name, "1")
     assert found == {
         "version": "1",
-        "source": "/models/1",
         "digest": "1" * 64,
         "gates": {"validation_loss": "3.1 <= 6 holds"},
     }
