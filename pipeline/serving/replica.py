@@ -5,7 +5,6 @@ that can fail (reading, checking, compiling) is done before anything that serves
 cannot be had leaves the process as it was and says why.
 """
 
-import dataclasses
 import logging
 import threading
 import time
@@ -39,7 +38,7 @@ from pipeline.serving.model_registry import ModelRegistry
 from pipeline.serving.multi_host import Leader, decided
 from pipeline.serving.predict_replica import serve_predictions
 from pipeline.serving.replica_environment import NO_SHARE, ProcessShare
-from pipeline.serving.replica_settings import ReplicaConfig, ReplicaSettings, read_config
+from pipeline.serving.replica_settings import ReplicaConfig, ReplicaSettings, executables_of, read_config
 from pipeline.serving.served_model import LoadedModel, ServedModel
 from pipeline.serving.traffic_settings import read_traffic
 
@@ -283,7 +282,7 @@ def host(settings: ReplicaSettings, *, leader: Leader | None = None) -> HostedMo
                 leader=leader,
             )
         )
-        cached = {} if cache is None else cache.facts(what=repr(dataclasses.replace(settings, deployment_id="")))
+        cached = {} if cache is None else cache.facts(what=repr(executables_of(settings)))
     facts = {
         **identity_facts(settings),
         "endpoint": served.endpoint,

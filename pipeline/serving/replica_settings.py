@@ -157,10 +157,15 @@ def read_settings(given: Mapping[str, Any]) -> ReplicaSettings:
     return ReplicaSettings(**values)
 
 
-def same_executables(one: ReplicaSettings, other: ReplicaSettings) -> bool:
-    """True where the two differ at most in which parameters they are given."""
-    return all(
-        getattr(one, item.name) == getattr(other, item.name)
+def executables_of(settings: ReplicaSettings) -> dict[str, Any]:
+    """What decides which executables a version runs, beside the shapes of its model."""
+    return {
+        item.name: getattr(settings, item.name)
         for item in fields(ReplicaSettings)
         if item.name not in (*IDENTITY_FIELDS, *ACCESS_FIELDS)
-    )
+    }
+
+
+def same_executables(one: ReplicaSettings, other: ReplicaSettings) -> bool:
+    """True where the two differ at most in which parameters they are given, and who may ask."""
+    return executables_of(one) == executables_of(other)
