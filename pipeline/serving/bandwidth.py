@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import jaxlib
 
 from pipeline.errors import ParameterError
+from pipeline.serving.device import allocator_room
 
 FILE = "memory-bandwidth.json"
 MEASURE_SECONDS = 0.2
@@ -93,6 +94,9 @@ def check_speed(speed: Speed, *, floor: float) -> tuple[str, ...]:
 
 def _measured(device: Any) -> float:
     rows = _ROWS.get(device.platform, _ROWS["gpu"])
+    room = allocator_room(device)
+    if room is not None:  # a small share must not run out of memory for a measurement
+        rows = min(rows, max(1024, room // 4 // (4 * _COLUMNS)))
     weight, x = jax.device_put((jnp.ones((rows, _COLUMNS)), jnp.ones((1, rows))), device)
     product = jax.jit(jnp.matmul).lower(x, weight).compile()
     jax.block_until_ready(product(x, weight))
