@@ -225,7 +225,8 @@ class Engine(EngineThread):
             rules = [self._completions[row.request_id].rules for row in decode.rows]
             chosen = self._executor.decode(decode, rules=rules)
             self.metrics.count("engine_steps_total", label="decode")
-            self.metrics.count("padding_tokens_total", (decode.padded_to - len(decode.rows)) * decode.steps)
+            num_steps = max(len(new.tokens) for new in chosen)
+            self.metrics.count("padding_tokens_total", (decode.padded_to - len(decode.rows)) * num_steps)
             steps = self._scheduler.decoded(decode, tokens=[new.tokens for new in chosen])
             for progress, new in zip(steps, chosen, strict=True):
                 self._progressed(progress, ranks=new.ranks)

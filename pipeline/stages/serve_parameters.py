@@ -70,7 +70,7 @@ class DeployServeParameters(Parameters):
     )
     decode_steps: int = Field(4, ge=1, le=64, description="Completions: decode steps inside one jitted call.")
     prefix_cache_tokens: int = Field(
-        32,
+        16,
         ge=0,
         description="Completions: a prompt's beginning that is in the cache already is reused in multiples of so many "
         "tokens; 0 computes every prompt.",
