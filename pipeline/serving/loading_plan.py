@@ -20,6 +20,7 @@ from pipeline.errors import ParameterError
 from pipeline.models.checkpoint import load_model
 from pipeline.models.decoders.config import DecoderConfig
 from pipeline.models.decoders.model import Decoder
+from pipeline.models.decoders.partition import widened
 from pipeline.models.decoders.quantized import quantize_projections
 from pipeline.models.description import ModelDescription
 from pipeline.models.family import FamilyModel
@@ -123,7 +124,8 @@ def _speed(
         num_bytes = sum(leaf.size * size for leaf in jax.tree.leaves(nnx.state(description.abstract())))
         unit = "forward passes"
     else:
-        num_bytes = step_bytes(config, dtype=placement.dtype, device=placement.device) // settings.mesh_tensor
+        num_bytes = step_bytes(config, dtype=placement.dtype, device=placement.device)
+        num_bytes //= settings.mesh.hosts if placement.device == "cpu" else settings.mesh.tensor
         unit = "tokens"
     speed = speed_of(num_bytes, bandwidth=bandwidth_of(device, directory=directory), unit=unit)
     if speed.per_second >= max(settings.min_tokens_per_second, SLOW_TOKENS_PER_SECOND):
@@ -149,11 +151,15 @@ def _fit(
         )
     limit, source = memory_limit(device, part=settings.memory_part)
     size = BYTES_OF[placement.compute_dtype]
+    mesh = settings.mesh
+    # Of one memory: devices of a processor share the host's, a GPU has its own.
+    copies, parts = (mesh.data, mesh.hosts) if placement.device == "cpu" else (1, mesh.tensor)
+    cache_numbers = widened(config, tensor=mesh.tensor).num_cache_numbers(slots=1, positions=1)
     budget = Budget(
         limit=limit,
         source=source,
-        weights=weights_bytes(config, dtype=placement.dtype, device=placement.device) // settings.mesh_tensor,
-        bytes_per_token=-(-config.num_cache_numbers(slots=1, positions=1) * size // settings.mesh_tensor),
+        weights=weights_bytes(config, dtype=placement.dtype, device=placement.device) * copies // parts,
+        bytes_per_token=-(-cache_numbers * size * copies // (parts * mesh.data)),
     )
     wish = Wish(
         slots=settings.slots,

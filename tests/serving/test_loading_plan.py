@@ -161,3 +161,16 @@ def test_every_error_of_loading_is_ours_and_says_what_to_do(model_directory, dam
         load_everything(model_directory)
     assert type(caught.value) is kind
     assert caught.value.hint, caught.value
+
+
+def test_devices_of_a_processor_share_its_memory_and_hosts_have_their_own(model_directory):
+    def reason(**mesh):
+        return plan_loading(settings_of(model_directory, slots=8, context=128, **mesh)).facts["memory_reason"]
+
+    # 2 layers x 2 x 2 heads of 8 in float32 are 256 bytes a token.
+    assert "8 slots x 128 tokens x 256 bytes" in reason()
+    assert "8 slots x 128 tokens x 256 bytes" in reason(mesh_tensor=2, mesh_data=2)
+    # Four devices and two heads: each head is there twice.
+    assert "8 slots x 128 tokens x 512 bytes" in reason(mesh_tensor=4)
+    # Two processes with half of it each.
+    assert "8 slots x 128 tokens x 128 bytes" in reason(mesh_tensor=2, mesh_hosts=2)
