@@ -66,6 +66,9 @@ def cut(scores_BV: jax.Array, *, k_B: jax.Array, p_B: jax.Array) -> jax.Array:
     compile time in each decode executable.
     """
     num_tokens = scores_BV.shape[1]
+    # A cut that no row asks for would cost as much as one that all do, and change nothing.
+    first = jnp.where(jnp.any(k_B > 0), 0, 1)
+    end = jnp.where(jnp.any(p_B < 1.0), 2, 1)
     k_B = jnp.where(k_B > 0, jnp.minimum(k_B, num_tokens), num_tokens).astype(jnp.float32)
 
     def stage(index: jax.Array, scores_BV: jax.Array) -> jax.Array:
@@ -78,7 +81,7 @@ def cut(scores_BV: jax.Array, *, k_B: jax.Array, p_B: jax.Array) -> jax.Array:
         threshold_B = jnp.where(is_top_k | (p_B < 1.0), threshold_B, -jnp.inf)
         return jnp.where(scores_BV >= threshold_B[:, None], scores_BV, -jnp.inf)
 
-    return jax.lax.fori_loop(0, 2, stage, scores_BV)
+    return jax.lax.fori_loop(first, end, stage, scores_BV)
 
 
 def _largest_threshold(scores_BV: jax.Array, *, weight_BV: jax.Array, wanted_B: jax.Array) -> jax.Array:

@@ -131,6 +131,14 @@ def test_a_text_ends_with_its_grammar_or_by_length(engine, vocabulary):
     assert reader.text("ends").startswith(reader.text("cut"))
 
 
+def test_a_grammar_ends_a_text_of_a_model_without_end_tokens(engine, vocabulary, tokenizer):
+    """The mask lets the tokenizer's own end through, and it ends the text though no one listed it."""
+    grammar = compiled(vocabulary, "regex", "[0-9]{2}!*")
+    reader = run(engine, request("a", [5], 30, grammar=grammar, logit_bias={0: 50.0}, logprobs=0))
+    assert reader.finish("a") is FinishReason.STOP
+    assert reader.text("a").isdigit() and len(reader.text("a")) == 2
+
+
 class Breaking:
     """A grammar that meets its limits after some tokens."""
 
