@@ -32,6 +32,7 @@ from pipeline.serving.step_arguments import (
     decode_arguments,
     idle_decode,
     idle_prefill,
+    places,
     prefill_arguments,
 )
 from pipeline.serving.step_functions import StepFunctions, copied_prefix
@@ -112,7 +113,7 @@ class ModelExecutor:
         self.run(("prefill", step.padded_to, step.attention_length), *prefill_arguments(step))
         if not step.is_last:
             return Chosen([])
-        return self._choose([rules], positions=[step.start + len(step.tokens)], size=1)[0]
+        return self._choose([rules], positions=[step.start + len(step.tokens)], places=[0], size=1)[0]
 
     def decode(self, step: Decode, *, rules: Sequence[TokenRules]) -> list[Chosen]:
         """Run up to `step.steps` decode steps; each row's new tokens, which end with a stop token where one came.
@@ -123,17 +124,18 @@ class ModelExecutor:
         # Two executables may round a sum differently: where that matters, one chooses every token.
         is_plain = not self.limits.is_deterministic and all(rule.is_plain for rule in rules)
         sampling = [rule.sampling if is_plain else _GREEDY for rule in rules]
-        rows, num_steps = decode_arguments(step, sampling=sampling)
+        at = places(step, slots=self.limits.slots)
+        rows, num_steps = decode_arguments(step, sampling=sampling, places=at)
         if not is_plain:
             num_steps = np.minimum(num_steps, 1)
         key = "decode", step.padded_to, step.attention_length
         tokens_BK, counts_B, _ = self.run(key, rows, num_steps)
         if not is_plain:
             positions = [row.position + 1 for row in step.rows]
-            return self._choose(rules, positions=positions, size=step.padded_to)
+            return self._choose(rules, positions=positions, places=at, size=step.padded_to)
         # One transfer for the whole call; nothing but token ids leaves the device.
         tokens, counts = np.asarray(tokens_BK), np.asarray(counts_B)
-        return [Chosen(tokens[row, : counts[row]].tolist()) for row in range(len(step.rows))]
+        return [Chosen(tokens[place, : counts[place]].tolist()) for place in at]
 
     def run(self, key: Key, *arguments: Any) -> list[jax.Array]:
         """Call one executable on host arrays; device arrays of what it gives beside the cache.
@@ -157,18 +159,27 @@ class ModelExecutor:
             self._logits_BV = results[-1]
         return results
 
-    def _choose(self, rules: Sequence[TokenRules], *, positions: Sequence[int], size: int) -> list[Chosen]:
-        rows = self._choice_rows(rules, positions, size)
+    def _choose(
+        self, rules: Sequence[TokenRules], *, positions: Sequence[int], places: Sequence[int], size: int
+    ) -> list[Chosen]:
+        rows = self._choice_rows(rules, positions, places, size)
         # Indexing a device array would compile.
         choice = [np.asarray(field) for field in self.run(("choose", size, 0), rows)]
         return [
-            Chosen([int(choice[0][row])], _ranks(row, *choice[1:], num_wanted=rule.sampling.logprobs))
-            for row, rule in enumerate(rules)
+            Chosen([int(choice[0][place])], _ranks(place, *choice[1:], num_wanted=rule.sampling.logprobs))
+            for place, rule in zip(places, rules, strict=True)
         ]
 
-    def _choice_rows(self, rules: Sequence[TokenRules], positions: Sequence[int], size: int) -> ChoiceRows:
+    def _choice_rows(
+        self, rules: Sequence[TokenRules], positions: Sequence[int], places: Sequence[int], size: int
+    ) -> ChoiceRows:
         return choice_arguments(
-            rules, positions=positions, size=size, num_adjusted=self._num_adjusted, num_tokens=self._num_tokens
+            rules,
+            positions=positions,
+            places=places,
+            size=size,
+            num_adjusted=self._num_adjusted,
+            num_tokens=self._num_tokens,
         )
 
     def leaves_of(self, model: Decoder) -> dict[str, Any]:
@@ -205,7 +216,7 @@ class ModelExecutor:
         if kind == "choose":
             logits = jax.ShapeDtypeStruct((size, self._num_tokens), jnp.float32, sharding=self._mesh.whole)
             chooser = functools.partial(choose, num_logprobs=self.limits.max_logprobs)
-            return jax.jit(chooser).lower(logits, self._choice_rows([], [], size))
+            return jax.jit(chooser).lower(logits, self._choice_rows([], [], [], size))
         if kind == "copy":
             settled = self._mesh.settled(lambda *given: (copied_prefix(*given, length=attention_length),))
             return jax.jit(settled, donate_argnums=0).lower(self._cache, *_NO_COPY)
@@ -219,7 +230,7 @@ class ModelExecutor:
         kind, size, _ = key
         if kind == "choose":
             self._logits_BV = self._mesh.zeros(size, self._num_tokens)
-            arguments: tuple[Any, ...] = (self._choice_rows([], [], size),)
+            arguments: tuple[Any, ...] = (self._choice_rows([], [], [], size),)
         else:
             arguments = _NO_COPY if kind == "copy" else _idle(kind, size)
         jax.block_until_ready(self._run(key, *arguments))

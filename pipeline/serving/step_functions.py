@@ -19,7 +19,7 @@ from pipeline.serving.sampling import SamplingRows, sample
 
 
 class Rows(NamedTuple):
-    """A decode call's rows; an unused row has budget 0."""
+    """A decode call's rows; an unused row has budget 0. Where there are as many as slots, row b is slot b."""
 
     slot_B: Any
     token_B: Any
@@ -66,7 +66,9 @@ class StepFunctions:
     ) -> tuple[jax.Array, jax.Array, jax.Array, Cache]:
         """Up to `num_steps` tokens of each row, int32 [B, K]; how many of them count, [B]; the last logits [B, V]."""
         model = self.rebuild(leaves)
-        num_rows = rows.token_B.shape[0]
+        num_rows, num_slots = rows.token_B.shape[0], cache[0][0].shape[0]
+        # Gathering the slots of 8 rows takes 5 of 55 ms a step (SmolLM2-135M); a full batch needs none.
+        slots_B = None if num_rows == num_slots else rows.slot_B
 
         def unfinished(carry: Any) -> jax.Array:
             step, is_active_B, *_ = carry
@@ -80,7 +82,7 @@ class StepFunctions:
                 cache=cache,
                 positions_BT=position_B[:, None],
                 attention_length=attention_length,
-                slots_B=rows.slot_B,
+                slots_B=slots_B,
             )
             logits_BV = self.whole(logits_BV)
             next_B = sample(logits_BV, rows=rows.sampling, positions_B=position_B + 1)

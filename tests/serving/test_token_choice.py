@@ -24,7 +24,14 @@ jitted_choose = jax.jit(functools.partial(choose, num_logprobs=5))
 def arguments(rules, *, positions=None, size=None):
     positions = [7] * len(rules) if positions is None else positions
     size = len(rules) if size is None else size
-    return choice_arguments(rules, positions=positions, size=size, num_adjusted=ROOM, num_tokens=VOCABULARY)
+    return choice_arguments(
+        rules,
+        positions=positions,
+        places=range(len(rules)),
+        size=size,
+        num_adjusted=ROOM,
+        num_tokens=VOCABULARY,
+    )
 
 
 def sampling(**how):
