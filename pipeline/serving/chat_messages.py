@@ -6,7 +6,8 @@ a client used: parts are joined, arguments are in the form that the template was
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.errors import nearest_name
@@ -46,19 +47,47 @@ def read_messages(reader: Fields, *, arguments: Literal["object", "text"]) -> li
     return [_message(reader, index, item, arguments=arguments) for index, item in enumerate(given)]
 
 
-def read_tools(reader: Fields) -> list[dict[str, Any]] | None:
-    """Judge `tools` and `tool_choice`; None where the model may call none."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tools:
+    """What the model may call."""
+
+    offered: Sequence[Mapping[str, Any]] | None
+    """To the template; None where there are none, or none may be called."""
+    forced: Sequence[Mapping[str, Any]] = ()
+    """One of these must be called."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of those that may be called."""
+        return tuple(tool["function"]["name"] for tool in self.offered or ())
+
+
+def read_tools(reader: Fields) -> Tools:
+    """Judge `tools` and `tool_choice`; complaints are left in `reader`."""
     tools = _tools(reader, reader.fields.get("tools"))
     choice = reader.fields.get("tool_choice")
-    if choice not in (None, "none", "auto"):
-        reader.complain(
-            "tool_choice", f"must be none or auto, because a call cannot be forced here; found {shown(choice)}"
-        )
-    if choice == "auto" and not tools:
-        reader.complain("tool_choice", "is auto, but there are no tools")
     if not any(reader.fields.get("parallel_tool_calls") is value for value in (None, True)):
         reader.complain("parallel_tool_calls", "the number of calls cannot be limited here; leave it out, or true")
-    return None if choice == "none" or not tools else tools
+    name = _named(choice)
+    if choice not in (None, "none", "auto", "required") and name is None:
+        form = '{"type": "function", "function": {"name": ...}}'
+        reader.complain("tool_choice", f"must be none, auto, required or {form}, found {shown(choice)}")
+    elif choice not in (None, "none") and not tools:
+        reader.complain("tool_choice", "there are no tools to choose from")
+    if choice == "none" or not tools:
+        return Tools(offered=None)
+    forced = tools if choice == "required" else [tool for tool in tools if tool["function"]["name"] == name]
+    if name is not None and not forced:
+        reader.complain("tool_choice", f"there is no tool {name!r}")
+    return Tools(offered=tools, forced=forced)
+
+
+def _named(choice: object) -> str | None:
+    if not isinstance(choice, dict) or choice.get("type") != "function" or set(choice) != {"type", "function"}:
+        return None
+    function = choice["function"]
+    name = function.get("name") if isinstance(function, dict) and set(function) == {"name"} else None
+    return name if isinstance(name, str) else None
 
 
 def _message(reader: Fields, index: int, item: object, *, arguments: Literal["object", "text"]) -> dict[str, Any]:
@@ -168,7 +197,7 @@ def _tools(reader: Fields, value: object) -> list[dict[str, Any]]:
             reader.complain("tools", f"item {index} has the name of another: {tool['function']['name']}")
         else:
             names.append(tool["function"]["name"])
-    return value
+    return value if len(names) == len(value) else []
 
 
 def _problem_of_tool(tool: object) -> str:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.serving import response_format
-from pipeline.serving.chat_messages import read_messages, read_tools
+from pipeline.serving.chat_messages import Tools, read_messages, read_tools
 from pipeline.serving.chat_template import ChatTemplate, TemplateRefusal
 from pipeline.serving.completion_request import Encoder
 from pipeline.serving.json_body import Fields, Rejected, shown
-from pipeline.serving.response_format import Constraint, read_constraint
+from pipeline.serving.response_format import Constraint, call_of_one, read_constraint
 from pipeline.serving.sampling_fields import (
     FIELDS,
     IGNORED,
@@ -83,18 +83,13 @@ def parse_chat(
     sampling = read_sampling(reader, model=model)
     length_name, max_tokens = _max_tokens(reader, context=model.context)
     logprobs = _logprobs(reader, model=model)
-    constraint = read_constraint(reader)
-    if constraint is not None and tools and constraint.field == "response_format":
-        reader.complain(
-            "response_format",
-            "would keep the model from calling a tool; leave out one of the two, or use regex or grammar",
-        )
+    constraint = _constraint(reader, tools)
     variables = _variables(reader)
     refuse_unless_neutral(reader, NOT_COMPUTED)
     reader.refuse_unknown((*READ, *NOT_COMPUTED, *IGNORED))
     reader.raise_complaints()
     try:
-        text = template.render(messages, tools=tools, variables=variables)
+        text = template.render(messages, tools=tools.offered, variables=variables)
     except TemplateRefusal as error:
         raise Rejected(
             f"messages: the chat template of the model does not take them: {error}", param="messages"
@@ -110,9 +105,28 @@ def parse_chat(
         fields=sampling,
         max_tokens=wanted,
         logprobs=logprobs,
-        tool_names=tuple(tool["function"]["name"] for tool in tools or ()),
+        tool_names=tools.names,
         constraint=constraint,
     )
+
+
+def _constraint(reader: Fields, tools: Tools) -> Constraint | None:
+    """What a client asked for, or the call that it forces."""
+    constraint = read_constraint(reader)
+    if not tools.forced:
+        if constraint is not None and tools.offered and constraint.field == "response_format":
+            reader.complain(
+                "response_format",
+                "would keep the model from calling a tool; leave out one of the two, or use regex or grammar",
+            )
+        return constraint
+    if constraint is not None:
+        reader.complain("tool_choice", f"forces a call, and {constraint.field} constrains the text; only one may")
+    try:
+        return call_of_one(tools.forced)
+    except (ValueError, AttributeError) as error:
+        reader.complain("tools", f"their schemas do not go together: {error}")
+        return None
 
 
 def _max_tokens(reader: Fields, *, context: int) -> tuple[str, int | None]:

@@ -5,7 +5,7 @@ constraint at most.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -87,3 +87,32 @@ def _problems_of_names(value: Mapping[str, Any]) -> list[str]:
     if not isinstance(value.get("strict"), bool | None):
         problems.append(f"strict must be true or false, found {shown(value['strict'])}")
     return problems
+
+
+def call_of_one(tools: Sequence[Mapping[str, Any]]) -> Constraint:
+    """A text that is a call of one of these tools, in JSON, with the arguments of its schema.
+
+    Definitions stand at the top of the whole, where their references look for them.
+
+    Raises:
+        ValueError: two tools have different definitions of one name.
+    """
+    definitions: dict[str, Any] = {}
+    calls = []
+    for tool in tools:
+        parameters = dict(tool["function"].get("parameters") or {"type": "object"})
+        for name, definition in parameters.pop("$defs", {}).items():
+            if definitions.setdefault(name, definition) != definition:
+                raise ValueError(f"two tools define {name} differently")
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool["function"]["name"]}, "arguments": parameters},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    schema: dict[str, Any] = {"anyOf": calls} | ({"$defs": definitions} if definitions else {})
+    # llguidance's own keyword: a call needs no white space, and a model could spend its tokens on it.
+    schema["x-guidance"] = {"whitespace_pattern": " ?"}
+    return Constraint(kind="json_schema", text=json.dumps(schema), field="tool_choice")

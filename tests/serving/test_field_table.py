@@ -25,6 +25,11 @@ TEMPLATE = ChatTemplate.of(
 USER = {"role": "user", "content": "hello"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALLED = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+NAMED = {name: {"type": "function", "function": {"name": name}} for name in ("add", "sub")}
+CLASHING = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "$defs": {"a": {"type": name}}}}}
+    for name in ("string", "number")
+]
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "any", "schema": {"type": "object"}}}
 BASES = {
     "/v1/completions": {"model": "tiny", "prompt": "hello"},
@@ -104,7 +109,11 @@ ONLY = {
              [{"type": "function", "function": {"name": "a", "description": 3}}]],
             [[], [TOOL]],
         ),
-        "tool_choice": (["required", "auto", {"type": "function", "function": {"name": "add"}}, 3], ["none"]),
+        "tool_choice": (
+            ["required", "auto", {"type": "function", "function": {"name": "add"}}, 3, "add", {"type": "function"},
+             {"type": "function", "function": {"name": 3}}, {"type": "any"}],
+            ["none"],
+        ),
         "parallel_tool_calls": ([False, 1], [True]),
         "max_completion_tokens": number(0, 161, [1, 20]),
         "logprobs": ([1, "yes"], [True, False]),
@@ -133,6 +142,9 @@ TOGETHER = [
     ("/v1/chat/completions", {"tools": [TOOL], "response_format": SCHEMA}, "response_format"),
     ("/v1/chat/completions", {"regex": "a", "response_format": SCHEMA}, "regex"),
     ("/v1/chat/completions", {"message": []}, "message"),
+    ("/v1/chat/completions", {"tools": [TOOL], "tool_choice": NAMED["sub"]}, "tool_choice"),
+    ("/v1/chat/completions", {"tools": [TOOL], "tool_choice": "required", "regex": "a"}, "tool_choice"),
+    ("/v1/chat/completions", {"tools": CLASHING, "tool_choice": "required"}, "tools"),
 ]
 PARSERS = {
     "/v1/completions": completion_request.parse_completion,

@@ -152,6 +152,18 @@ def test_tool_calls_are_read_out_of_the_text(client, text, content):
     assert client.chat.completions.create(**{**asked, "messages": answered, "max_tokens": 2}).usage
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "paint"}}])
+def test_a_forced_call_has_the_arguments_of_its_schema(client, choice):
+    colour = {"$defs": {"colour": {"enum": ["red", "blue"]}}, "properties": {"colour": {"$ref": "#/$defs/colour"}}}
+    schema = {"type": "object", **colour, "required": ["colour"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "paint", "parameters": schema}}]
+    asked = {"model": "tiny", "messages": MESSAGES, "tools": tools, "tool_choice": choice, "seed": 4}
+    whole = client.chat.completions.create(**asked).choices[0]
+    (call,) = whole.message.tool_calls
+    assert call.function.name == "paint" and whole.finish_reason == "tool_calls" and whole.message.content is None
+    jsonschema.validate(json.loads(call.function.arguments), schema)
+
+
 def test_embeddings_of_another_model_of_the_same_process(surface, tokenizer):
     with served_lengths(encoder=tokenizer) as embedder, listening(make_app(surface, embedder)) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=30)
