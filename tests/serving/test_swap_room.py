@@ -1,0 +1,54 @@
+"""A version is swapped in only where its parameters have room beside those that serve."""
+
+import dataclasses
+
+import pytest
+
+from pipeline.serving import hosted_model
+from pipeline.serving.device import choose_placement
+from pipeline.serving.hosted_model import HostedModel, digest_of_surroundings
+from pipeline.serving.loading_plan import plan_loading
+from pipeline.serving.replica_settings import ReplicaSettings
+from pipeline.serving.served_model import ServedModel
+
+
+@pytest.fixture
+def hosted(model_directory, monkeypatch):
+    monkeypatch.setattr("pipeline.serving.loading_plan.bandwidth_of", lambda device, **_: 20e9)
+    settings = ReplicaSettings(
+        name="tiny",
+        model_path=str(model_directory),
+        digest="a" * 64,
+        version="1",
+        deployment_id="a",
+        slots=2,
+        context=64,
+        prefill_chunk_tokens=16,
+        decode_steps=4,
+    )
+    _, placement = choose_placement(device="cpu", dtype="float32")
+    served = ServedModel(
+        engine=None,
+        endpoint="completions",
+        facts={},
+        make_surface=lambda facts: None,
+        leaves_of=lambda model: {},
+        swap=lambda leaves, label: {},
+    )
+    return HostedModel(
+        settings,
+        served=served,
+        facts=dict(plan_loading(settings).facts),
+        placement=placement,
+        surroundings=digest_of_surroundings(model_directory),
+    )
+
+
+def test_a_full_device_sends_the_next_version_elsewhere_and_says_why(hosted, monkeypatch):
+    following = dataclasses.replace(hosted.settings, digest="b" * 64, version="2", deployment_id="b")
+    assert hosted.why_no_swap(following) is None  # a CPU has no limit of its own
+    needed = hosted.facts["weight_bytes"]
+    monkeypatch.setattr(hosted_model, "allocator_room", lambda device: needed)
+    assert hosted.why_no_swap(following) is None
+    monkeypatch.setattr(hosted_model, "allocator_room", lambda device: needed - 1)
+    assert "beside those that serve" in hosted.why_no_swap(following)
