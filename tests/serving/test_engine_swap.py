@@ -72,6 +72,41 @@ def test_what_runs_ends_with_the_old_parameters_and_what_comes_later_has_the_new
     assert engine.why_unbalanced() is None
 
 
+def test_swaps_under_load_fail_nothing_and_each_answer_is_of_the_version_it_names(
+    engine, executor, model, other, leaves, tokenizer
+):
+    prompts = [prompt_of(40, seed=1)[:30] + prompt_of(4, seed=index) for index in range(4)]
+    wanted = {
+        label: [tokenizer.decode(greedy(which, prompt, 12)) for prompt in prompts]
+        for label, which in (("old", model), ("new", other))
+    }
+    versions = {"old": executor.on_host(executor.place(executor.leaves_of(nnx.clone(model)))), "new": leaves}
+    engine.version = "old"
+    reader, names, stops = Reader(), [], threading.Event()
+
+    def ask():
+        while not stops.is_set():
+            names.append(f"r{len(names)}")
+            engine.submit(request(names[-1], prompts[(len(names) - 1) % 4], 12), sink=reader)
+            if len(names) > 6:
+                reader.wait(1)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    for label in ("new", "old") * 5:
+        engine.swap(versions[label], label=label)
+    eventually(lambda: len(names) > 30)
+    stops.set()
+    asking.join()
+    reader.wait(6)
+    for index, name in enumerate(names):
+        assert reader.finish(name) is FinishReason.LENGTH
+        (version,) = {chunk.version for chunk in reader.chunks[name]}
+        assert reader.text(name) == wanted[version][index % 4]
+    assert {chunk.version for chunks in reader.chunks.values() for chunk in chunks} == {"old", "new"}
+    assert engine.status().num_compiles_while_serving == 0
+
+
 def test_a_request_that_outlasts_the_wait_goes_on_with_the_new_parameters(engine, leaves, model, tokenizer):
     prompt = prompt_of(20, seed=1)
     reader = Reader()
