@@ -178,6 +178,29 @@ def test_a_grammar_that_breaks_fails_its_request_alone(engine, model, tokenizer)
     assert engine.status().failure is None
 
 
+def test_wishes_at_random_some_of_them_given_up_leave_the_engine_exact(engine, vocabulary):
+    rng = np.random.default_rng(8)
+    grammar = compiled(vocabulary, "regex", "([a-z]{2} ?)*")
+    wishes = [
+        *WISHES,
+        {},
+        {"logprobs": 5},
+        {"grammar": grammar, "logprobs": 1},
+        {"grammar": grammar, "stop": ("a",)},
+        {"temperature": 1.2, "top_p": 0.9, "min_p": 0.01},
+    ]
+    reader = Reader()
+    for index in range(80):
+        how = {"stop_ids": (0,), "seed": index, **wishes[rng.integers(len(wishes))]}
+        engine.submit(request(str(index), prompt_of(1 + index), int(rng.integers(1, 40)), **how), sink=reader)
+        if rng.random() < 0.3:
+            engine.cancel(str(rng.integers(index + 1)))
+    reader.wait(80)
+    eventually(lambda: engine.why_unbalanced() is None)
+    assert not {reader.finish(str(index)) for index in range(80)} & {FinishReason.ERROR}
+    assert engine.status().num_compiles_while_serving == 0
+
+
 def test_a_stop_string_takes_the_log_probabilities_behind_it_along(engine, model, tokenizer):
     prompt = prompt_of(6)
     whole = tokenizer.decode(greedy(model, prompt, 40))

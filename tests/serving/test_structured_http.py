@@ -18,10 +18,16 @@ REACTION_SECONDS = 20
 PLAIN = {"model": "tiny", "prompt": "def main", "max_tokens": 12, "temperature": 0}
 
 
+@pytest.fixture(scope="module")
+def compiler(vocabulary):
+    made = GrammarCompiler(vocabulary, deadline_seconds=DEADLINE_SECONDS)
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def surface(engine, tokenizer, vocabulary):
-    compiler = GrammarCompiler(vocabulary, deadline_seconds=DEADLINE_SECONDS)
-    yield make_surface(
+def surface(engine, tokenizer, vocabulary, compiler):
+    return make_surface(
         engine=engine,
         encoder=tokenizer,
         decoder=vocabulary,
@@ -29,7 +35,6 @@ def surface(engine, tokenizer, vocabulary):
         facts={},
         compile_grammar=compiler.answer,
     )
-    compiler.close()
 
 
 def body_of(constraint, **more):
@@ -56,8 +61,7 @@ def together(surface, *bodies):
     return asyncio.run(send())
 
 
-@pytest.mark.parametrize("name", ENDLESS)
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("name", "stream"), list(zip(ENDLESS, (False, True), strict=True)))
 def test_a_bomb_is_a_400_in_time_and_others_are_answered_meanwhile(surface, name, stream):
     bomb, plain = together(surface, body_of(ENDLESS[name], stream=stream), PLAIN)
     assert bomb[0] == 400 and bomb[2] < DEADLINE_SECONDS + REACTION_SECONDS

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from test_sampling import rows_of
-from test_token_choice import VOCABULARY, arguments, jitted_adjust, rules_of
+from test_token_choice import SIZE, VOCABULARY, arguments, jitted_adjust, rules_of
 from transformers.generation.logits_process import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -28,13 +28,13 @@ def processed(logits, ids, *processors):
 
 
 def test_the_repetition_penalty_is_transformers():
-    logits = (np.random.default_rng(0).normal(size=(2, VOCABULARY)) * 6).astype(np.float32)
+    logits = (np.random.default_rng(0).normal(size=(SIZE, VOCABULARY)) * 6).astype(np.float32)
     prompts, completions = [[3, 9, 9, 40], [100, 0, 5, 6]], [[9, 77], [0, 0]]
     rules = [rules_of(p, c, repetition_penalty=1.3) for p, c in zip(prompts, completions, strict=True)]
     found = jitted_adjust(logits, arguments(rules))
     ids = [[*p, *c] for p, c in zip(prompts, completions, strict=True)]
-    expected = processed(logits, ids, RepetitionPenaltyLogitsProcessor(1.3))
-    np.testing.assert_allclose(found, expected, rtol=SCORE_TOLERANCE)
+    expected = processed(logits[:2], ids, RepetitionPenaltyLogitsProcessor(1.3))
+    np.testing.assert_allclose(found[:2], expected, rtol=SCORE_TOLERANCE)
 
 
 @pytest.mark.parametrize("min_p", [0.01, 0.2, 0.9, 1.0])
