@@ -3,12 +3,15 @@
 import json
 import re
 import sys
+import tempfile
+from pathlib import Path
 
 import jax
 import numpy as np
 from flax import nnx
 
-from pipeline.models.checkpoint import abstract_leaves, build_model
+from pipeline.models.checkpoint import abstract_leaves, build_model, load_model, model_leaves, save_parameters
+from pipeline.models.decoders.layout import widen
 from pipeline.models.registry import describe_config
 from pipeline.serving.buckets import Buckets
 from pipeline.serving.executor import ModelExecutor
@@ -142,5 +145,21 @@ def trial(name):
     }
 
 
+def loaded(directory):
+    """A model directory on four devices: wrong leaves, and the share of each that one device was sent."""
+    config = {"model_type": "olmo2", **SIZES}  # norms of keys over all heads, of which there are fewer than devices
+    (directory / "config.json").write_text(json.dumps(config))
+    model = decoder("olmo2", SIZES)
+    save_parameters(directory / "params", model_leaves(model))
+    mesh = ServingMesh.of(*jax.devices()[:4])
+    found = model_leaves(load_model(directory, dtype=None, layout=mesh.layout(describe_config(config))))
+    wanted = model_leaves(widen(model, tensor=4))
+    wrong = [path for path in wanted if not np.array_equal(np.asarray(found[path]), np.asarray(wanted[path]))]
+    sent = {path: max(part.data.size for part in leaf.addressable_shards) / leaf.size for path, leaf in found.items()}
+    return {"wrong": wrong, "shares": sent, "shapes": {path: leaf.shape for path, leaf in found.items()}}
+
+
 if __name__ == "__main__":
-    print(json.dumps({name: trial(name) for name in (sys.argv[1:] or CASES)}))
+    with tempfile.TemporaryDirectory() as directory:
+        report = {"loaded": loaded(Path(directory)), "trials": {name: trial(name) for name in (sys.argv[1:] or CASES)}}
+    print(json.dumps(report))

@@ -37,8 +37,8 @@ def in_four_devices(script):
 
 
 @pytest.fixture(scope="session")
-def trials(tmp_path_factory):
-    """Of every family, once for all workers of a test run."""
+def report(tmp_path_factory):
+    """Of every trial, once for all workers of a test run."""
     shared = tmp_path_factory.getbasetemp()
     shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
     found = shared / "mesh_trials.json"
@@ -47,6 +47,25 @@ def trials(tmp_path_factory):
         if not found.exists():
             found.write_text(in_four_devices("mesh_trial.py"))
     return json.loads(found.read_text())
+
+
+@pytest.fixture
+def trials(report):
+    return report["trials"]
+
+
+def test_a_model_directory_goes_to_four_devices_and_each_is_sent_its_part(report):
+    loaded = report["loaded"]
+    assert loaded["wrong"] == []
+    # Two key-value heads of six numbers became four.
+    assert loaded["shapes"]["layers.0.attention.k_proj.kernel"] == [40, 24]
+    assert loaded["shapes"]["layers.0.attention.k_norm.scale"] == [24]
+    divided = {path for path, share in loaded["shares"].items() if share == 0.25}
+    assert {path for path in loaded["shares"] if path not in divided} == {
+        "layers.0.post_attention_norm.scale",
+        "layers.0.post_feedforward_norm.scale",
+        "norm.scale",
+    }
 
 
 def test_logits_and_greedy_tokens_are_those_of_one_device(trials):
