@@ -19,7 +19,7 @@ from pipeline.serving.replica import Replica
 from pipeline.serving.replica_settings import ReplicaConfig, ReplicaSettings, read_config
 
 ROLLBACK_SECONDS = 5.0
-"""The promise; measured here 0.003 s, and 0.5 s for SmolLM2-135M in float32."""
+"""The promise; 0.008 s for SmolLM2-135M in float32, where nothing runs."""
 ASK = {"prompt": "def main():", "max_tokens": 12, "temperature": 0}
 
 

@@ -163,7 +163,7 @@ BROKEN = {
     "extra-tokens": (add_tokens, ArtifactError, "vocabulary"),
 }
 ROLLBACK_SECONDS = 5.0
-"""The promise; with the request that proves it."""
+"""The promise; 0.44 s with the request that proves it."""
 NUM_LOST = 0
 """Of all requests when one of two replicas is killed; HAProxy gives those it held to the other."""
 
