@@ -161,14 +161,14 @@ def identity_facts(settings: ReplicaSettings) -> Mapping[str, Any]:
     }
 
 
-def check_memory(directory: Path) -> None:
-    """Hold the stored parameters against what is free now.
+def check_memory(directory: Path, *, num_hosts: int = 1) -> None:
+    """Hold the stored parameters, of which this process reads one part of `num_hosts`, against what is free now.
 
     Raises:
         ParameterError: they do not fit beside what runs; with the arithmetic.
     """
     stored = sum(path.stat().st_size for path in (directory / PARAMETERS_DIRECTORY).rglob("*") if path.is_file())
-    reason = why_weights_too_big(stored, available=psutil.virtual_memory().available, replicas=1)
+    reason = why_weights_too_big(stored // num_hosts, available=psutil.virtual_memory().available, replicas=1)
     if reason is not None:
         raise ParameterError(f"{directory}: {reason}", hint="the version that serves goes on serving")
 

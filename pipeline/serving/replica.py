@@ -261,7 +261,7 @@ def host(settings: ReplicaSettings, *, leader: Leader | None = None) -> HostedMo
     if leader is not None:
         leader.serve(decided(plan.settings, dtype=plan.placement.dtype))
     directory = Path(settings.model_path)
-    check_memory(directory)
+    check_memory(directory, num_hosts=settings.mesh_hosts)
     with started_with_cache(settings.compilation_cache, device=plan.device) as cache:
         meshes = ServingMesh.groups(plan.settings.mesh, device=plan.device)
 
