@@ -4,6 +4,7 @@ Owns the metric names (those that dashboards of language model servers expect, a
 decision: a name exists only in the table below; observing another is a KeyError in a test, not a new time series.
 """
 
+import bisect
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -78,7 +79,7 @@ class Metrics:
     def observe(self, name: str, seconds: float, *, times: int = 1) -> None:
         """Add to a histogram, `times` times the same value."""
         histogram = self._histograms[name]
-        index = next((i for i, limit in enumerate(_SECONDS) if seconds <= limit), len(_SECONDS))
+        index = bisect.bisect_left(_SECONDS, seconds)
         with self._lock:
             histogram.buckets[index] += times
             histogram.total += seconds * times
