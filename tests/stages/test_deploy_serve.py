@@ -282,6 +282,17 @@ def test_a_context_longer_than_the_model_and_cuda_without_a_gpu_are_refused(tmp_
         run(context_of(tmp_path, model, device="cuda"))
 
 
+def test_a_mesh_that_does_not_fit_the_model_is_refused_before_anything_starts(tmp_path):
+    context = context_of(tmp_path, write_model(tmp_path / "model"), mesh={"tensor": 3, "data": 4})
+    with pytest.raises(ParameterError) as caught:
+        run(context)
+    # Four query heads, two key-value heads, a feed-forward size of 64, two slots.
+    assert "mesh.tensor is 3, which does not divide the 4 query heads, the feed-forward size" in str(caught.value)
+    assert "allowed: 1, 2, 4" in str(caught.value) and "mesh.data is 4, which does not divide the 2 slots" in str(
+        caught.value
+    )
+
+
 def test_a_model_directory_without_config_is_an_artifact_error(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ArtifactError, match=r"config\.json"):
