@@ -16,6 +16,7 @@ from mlflow.tracking import MlflowClient
 from pipeline.errors import TrackingError
 from pipeline.tracking.delivery import RefusedError, ServerAwayError
 from pipeline.tracking.mlflow_client import open_client, translated
+from pipeline.tracking.mlflow_entities import MAX_TAG
 from pipeline.tracking.mlflow_registry import move_alias
 from pipeline.tracking.redaction import scrub
 
@@ -87,7 +88,10 @@ def remember_deployment(client: MlflowClient, event: Mapping[str, Any]) -> None:
     moment = datetime.fromtimestamp(event["when"], UTC)
     kept = {key: value for key, value in event.items() if key not in _UNRECORDED}
     tag = f"deployment.{event['name']}.{event['action']}.{moment:%Y%m%dT%H%M%S.%fZ}"
-    client.set_model_version_tag(name, target["version"], tag, scrub(json.dumps(kept)))
+    text = scrub(json.dumps(kept))
+    if len(text) > MAX_TAG:  # the version has its gates as tags of its own
+        text = scrub(json.dumps({**kept, "gates": {}}))
+    client.set_model_version_tag(name, target["version"], tag, text)
     if source is not None and source["version"].isdigit() and source["version"] != target["version"]:
         move_alias(client, name=name, alias=PREVIOUS, version=source["version"], run_id="")
     move_alias(client, name=name, alias=CHAMPION, version=target["version"], run_id="")
