@@ -67,42 +67,63 @@ def make_application(registry: ModelRegistry) -> Starlette:
 
 def _worker(path: str) -> Callable[[Request], Awaitable[Response]]:
     async def work(request: Request) -> Response:
-        asked, surface = await _read(request, path=path)
-        try:
-            response = await surface.endpoints[path](asked)
-        except BaseException:
+        registry: ModelRegistry = request.app.state.registry
+        body, fields = await _read(request, path=path)
+        surface = None
+        while True:
+            before, surface = surface, _surface_of(request, body=body, fields=fields, path=path)
+            asked = Asked(request=request, body=body, fields=fields, meter=_meter(request, surface))
+            try:
+                response = await surface.endpoints[path](asked)
+            except BaseException as error:
+                if asked.meter.admission is not None:
+                    asked.meter.admission.settle(0)
+                # A model that was replaced between its choice and its engine's answer: nothing was sent yet.
+                is_replaced = surface is not before and all(held is not surface for held in registry.surfaces)
+                if is_replaced and isinstance(error, Rejected) and error.status == 503:
+                    continue
+                raise
             if asked.meter.admission is not None:
-                asked.meter.admission.settle(0)
-            raise
-        if asked.meter.admission is not None:
-            response.headers.update(asked.meter.admission.headers)
-        return response
+                response.headers.update(asked.meter.admission.headers)
+            return response
 
     return work
 
 
-async def _read(request: Request, *, path: str) -> tuple[Asked, Surface]:
-    """The request with its body, and its model.
+async def _read(request: Request, *, path: str) -> tuple[bytes, dict[str, Any] | None]:
+    """The body, and its fields where it is JSON.
 
     Raises:
-        Rejected: the body is too large or no JSON object, or the model is not here.
+        Rejected: the body is too large or no JSON object.
     """
     registry: ModelRegistry = request.app.state.registry
-    digest = key_digest(request.scope)
     limits = [surface.access.max_request_bytes for surface in registry.surfaces if path in surface.endpoints]
     body = await read_body(request, max_bytes=max(limits, default=0) or _BYTES_AT_ONCE)
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    fields = None
-    if path not in NAMELESS_PATHS or content_type in _JSON_TYPES:
-        fields = await aside(lambda: json_object(body), num_bytes=len(body))
+    if path in NAMELESS_PATHS and content_type not in _JSON_TYPES:
+        return body, None
+    return body, await aside(lambda: json_object(body), num_bytes=len(body))
+
+
+def _surface_of(request: Request, *, body: bytes, fields: Mapping[str, Any] | None, path: str) -> Surface:
+    """The model that a body names.
+
+    Raises:
+        Rejected: it is not here, or takes no body as long.
+    """
+    registry: ModelRegistry = request.app.state.registry
     name = request.query_params.get("model") if fields is None else fields.get("model")
-    surface = registry.find(name, path=path, digest=digest)
+    surface = registry.find(name, path=path, digest=key_digest(request.scope))
     request.state.surface = surface
     if len(body) > surface.access.max_request_bytes:
         raise _too_large(len(body), allowed=surface.access.max_request_bytes)
+    return surface
+
+
+def _meter(request: Request, surface: Surface) -> Meter:
+    digest = key_digest(request.scope)
     client = digest if digest is not None and not surface.access.is_open else ""
-    meter = Meter(surface.access.limits, client=client)
-    return Asked(request=request, body=body, fields=fields, meter=meter), surface
+    return Meter(surface.access.limits, client=client)
 
 
 async def _models(request: Request) -> Response:

@@ -139,11 +139,11 @@ class ModelRegistry:
         Raises:
             Rejected: 400 where no name is given or the model does not answer there, 404 where it does not exist.
         """
-        names = [surface.name for surface in self.allowed(digest) if path in surface.endpoints]
-        listed = ", ".join(map(repr, names)) or "none"
-        if name is None and path in NAMELESS_PATHS and len(names) == 1:
-            return self._surfaces[names[0]]
-        if name is None and names:
+        answering = [surface for surface in self.allowed(digest) if path in surface.endpoints]
+        listed = ", ".join(repr(surface.name) for surface in answering) or "none"
+        if name is None and path in NAMELESS_PATHS and len(answering) == 1:
+            return answering[0]
+        if name is None and answering:
             raise Rejected(f"model: missing; {path} has {listed}", param="model")
         if name is not None and not isinstance(name, str):
             raise Rejected(f"model: must be a string, found {shown(name)}", param="model")
