@@ -1,5 +1,6 @@
 """Prompts that begin alike are computed once, and their tokens stay those of the plain model."""
 
+import jax
 import pytest
 from tiny_llama import LIMITS, Reader, eventually, greedy, prompt_of
 
@@ -52,6 +53,14 @@ def test_eight_choices_of_one_prompt_compute_it_once(engine, model, tokenizer):
     assert engine.metrics.value("prefix_cache_queries_total") == 800
     assert engine.metrics.value("prefix_cache_hits_total") == 7 * (99 // GRANULARITY * GRANULARITY)
     assert engine.status().num_compiles_while_serving == 0
+
+
+def test_a_copy_moves_the_positions_and_not_the_cache(executor):
+    for length in executor.buckets.copies:
+        memory = executor._table["copy", 1, length].memory_analysis()
+        moved = sum(part.nbytes // part.shape[0] // part.shape[2] * length for part in jax.tree.leaves(executor._cache))
+        assert memory.temp_size_in_bytes <= moved
+        assert memory.alias_size_in_bytes == sum(part.nbytes for part in jax.tree.leaves(executor._cache))
 
 
 def test_a_prompt_that_runs_is_a_source_and_goes_on_unharmed(engine, model, tokenizer):
