@@ -17,7 +17,7 @@ from pipeline.cli.text import make_console, print_json
 from pipeline.cluster.capacity import Capacity, planned_capacity
 from pipeline.cluster.head import find_head
 from pipeline.errors import EXIT_CODE_BY_CLASS, FailureClass, SpecError
-from pipeline.execution.demand import assign, check_devices, demand_of, serving_plan, why_impossible
+from pipeline.execution.demand import assign, check_devices, check_sharing, demand_of, serving_plan, why_impossible
 from pipeline.execution.reading import Reading
 from pipeline.plan.graph import Flow, open_flow
 from pipeline.plan.planner import Action, Plan, PlannedStage, make_plan
@@ -50,6 +50,7 @@ def validate(*, flow_path: Path, overrides: list[str], as_json: bool) -> int:
         ]
         print_json({"ok": False, "problems": problems})
         return error.exit_code
+    check_sharing(flow.stages, where=lambda name: f"{flow.spec.stage(name).position('resources.gpus')} ")
     if as_json:
         print_json({"ok": True, "flow": flow.spec.name, "stages": [stage.name for stage in flow.stages]})
     else:

@@ -80,6 +80,27 @@ def why_impossible(stages: Sequence[ResolvedStage], capacity: Capacity) -> list[
     return lines if together is None else [*lines, together]
 
 
+def check_sharing(stages: Sequence[ResolvedStage], *, where: Callable[[str], str] = lambda _: "") -> None:
+    """Refuse what no cluster can give deployments; all at once. `where` as in `check_devices`.
+
+    Raises:
+        ParameterError: a share is neither a part of a device nor whole devices, or `isolation: shared` cannot be had.
+    """
+    asks = serving_plan(stages, Capacity(cpus=0.0, gpus=0.0, memory_bytes=0, source="no cluster")).asks
+    names = {
+        stage.parameters.name: stage.name for stage in stages if isinstance(stage.parameters, DeployServeParameters)
+    }
+    lines = [
+        f"{where(names[ask.name])}stage {names[ask.name]!r}: gpus: {ask.share:g} is neither a part of one device nor "
+        "whole devices"
+        for ask in asks
+        if ask.share > 1 and ask.share != int(ask.share)
+    ]
+    lines += why_not_shared(asks)
+    if lines:
+        raise ParameterError("\n".join(lines), hint="use gpus: 0.25, 1 or 2, and isolation: process or auto")
+
+
 def _why_alone(given: DeployServeParameters) -> str:
     has_mesh = max(given.mesh.tensor, given.mesh.data, given.mesh.hosts) > 1
     asked = {"a mesh": has_mesh, "autoscaling": given.autoscaling is not None}

@@ -60,6 +60,27 @@ def test_processes_that_oversubscribe_the_gpu_are_refused_together(tmp_path):
     ]
 
 
+def test_what_no_cluster_can_give_is_refused_where_a_flow_is_validated(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text("{}")
+    flow = tmp_path / "flow.yaml"
+
+    def validate(*deployments):
+        flow.write_text(flow_text(*deployments))
+        monkeypatch.setattr("sys.argv", ["pipeline", "validate", str(flow)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, capsys.readouterr().err
+
+    assert validate(("a", "isolation: shared", "gpus: 0.5"), ("b", "slots: 2", "gpus: 2"))[0] == 0
+    code, said = validate(("a", "isolation: shared", "gpus: 2"), ("b", "slots: 2", "gpus: 1.5"))
+    assert code == 2
+    assert "flow.yaml:19:" in said and "gpus: 1.5 is neither a part of one device" in said
+    assert "'a': isolation: shared does not go with gpus: 2" in said
+
+
 def test_a_stage_too_large_by_itself_is_told_once(tmp_path):
     (line,) = why_impossible(stages_of(tmp_path, ("a", "slots: 2", "gpus: 2")), ONE_GPU)
     assert line == "stage 'a' asks for 2 GPUs at once; this machine has 1"
