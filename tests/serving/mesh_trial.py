@@ -23,7 +23,9 @@ from pipeline.serving.token_rules import TokenRules
 
 CONTEXT, CHUNK, SLOTS = 32, 8, 3
 LIMITS = Limits(slots=SLOTS, context=CONTEXT, chunk_tokens=CHUNK, decode_steps=4)
-BUCKETS = Buckets(decode_batches=(SLOTS,), decode_attention=(CONTEXT,), chunks=(CHUNK,), prefill_attention=(CONTEXT,))
+BUCKETS = Buckets(
+    decode_batches=(SLOTS,), decode_attention=(CONTEXT,), chunks=(CHUNK,), prefill_attention=(CONTEXT,), copies=(CHUNK,)
+)
 SIZES = {
     "vocab_size": 104,
     "hidden_size": 40,
@@ -34,6 +36,7 @@ SIZES = {
     "head_dim": 6,
     "max_position_embeddings": CONTEXT,
 }
+COPY = ("copy", 1, CHUNK)
 PREFILL, DECODE = ("prefill", CHUNK, CONTEXT), ("decode", SLOTS, CONTEXT)
 CASES = {
     "llama": ({**SIZES, "num_hidden_layers": 2}, 2, None),
@@ -108,6 +111,14 @@ def exchanges(executor, key):
     return EXCHANGE.findall(executor._table[key].as_text())
 
 
+def copied(executor):
+    """What a copied prefix leaves in the other slot, and what the devices exchange for it."""
+    executor.run(COPY, np.asarray(2, np.int32), np.asarray(1, np.int32))
+    keys = np.asarray(executor._cache[-1][0])
+    is_same = bool(np.array_equal(keys[1, :, :CHUNK], keys[2, :, :CHUNK]) and np.abs(keys[1, :, :CHUNK]).min() > 0)
+    return {"is_same": is_same, "exchanges": exchanges(executor, COPY)}
+
+
 def compiles_of(work):
     found = []
 
@@ -140,6 +151,7 @@ def trial(name):
         "is_donated": all(part.is_deleted() for part in before),
         "shares": shapes(many),
         "num_layers": len(model.layers),
+        "copy": copied(many) if COPY in many._table else None,
         "prefill_exchanges": exchanges(many, PREFILL),
         "decode_exchanges": exchanges(many, DECODE) if DECODE in many._table else [],
     }

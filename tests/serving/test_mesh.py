@@ -100,6 +100,10 @@ def test_a_step_exchanges_two_sums_a_layer_one_embedding_and_one_row_of_logits(t
             assert sorted(found) == ["all-gather"] + ["all-reduce"] * sums, name
 
 
+def test_a_prefix_is_copied_to_another_slot_without_an_exchange(trials):
+    assert trials["llama"]["copy"] == {"is_same": True, "exchanges": []}
+
+
 def test_a_mesh_of_more_devices_than_there_are_is_refused():
     device = jax.devices("cpu")[0]
     assert ServingMesh.groups(MeshSize(), device=device) == (ServingMesh.of(device),)
