@@ -14,7 +14,7 @@ from pipeline.diagnostics.bench_serve_turns import Figures, Measure, RowSpec
 _PROMPT_TOKENS = 16
 _NEW_TOKENS = 48
 _EIGHT_PROMPTS = (8, 12, 16, 20, 24, 28, 32, 40)
-_EIGHT_NEW_TOKENS = 32
+_EIGHT_NEW_TOKENS = 24
 _PREFILL_TOKENS = 512
 
 

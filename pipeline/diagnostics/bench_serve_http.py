@@ -89,7 +89,7 @@ COST = Group(
 MANY = Group(
     name="http-64",
     sides=_many_sides,
-    most_rounds=3,
+    most_rounds=2,
     rows=(
         RowSpec(
             name="HTTP, 64 clients at once",
