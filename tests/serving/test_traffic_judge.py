@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pipeline.serving.traffic_conditions import (
@@ -111,6 +111,7 @@ def test_every_metric_that_can_be_named_can_be_measured():
     assert found["p95_ttft_ratio"] == 1.0 and found["error_rate"] == 0.2
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     answered=st.integers(0, 200),
     failed=st.integers(0, 50),
@@ -138,6 +139,7 @@ def test_verdicts_follow_from_the_evidence(answered, failed, ttft, elapsed, min_
         assert judge(saved, rules=rules, elapsed_seconds=elapsed).verdict is Verdict.ROLLBACK
 
 
+@settings(deadline=None, max_examples=60)
 @given(parts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), TIMES), min_size=1, max_size=4))
 def test_replicas_together_are_judged_as_one(parts):
     arms = [ArmCount(answered=a, failed=f, ttft_ms=times, latency_ms=times) for a, f, times in parts]
@@ -151,6 +153,7 @@ def test_replicas_together_are_judged_as_one(parts):
         assert measured(together)["p95_ttft_ratio"] == 1.0
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     parts=st.lists(
         st.builds(
@@ -175,6 +178,7 @@ def test_copies_of_replicas_add_up(parts):
         assert getattr(together, name) == (of(known) if known else None)
 
 
+@settings(deadline=None, max_examples=60)
 @given(values=st.lists(st.floats(0, 1e6), min_size=1, max_size=50), p=st.sampled_from((50, 95, 99)))
 def test_a_percentile_is_a_value_that_enough_values_do_not_exceed(values, p):
     found = percentile(values, p)
