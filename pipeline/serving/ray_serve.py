@@ -21,6 +21,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from pipeline import errors
+from pipeline.cluster.ray_lock import cluster_lock
 from pipeline.errors import ClusterError, ParameterError, PipelineError, StageError
 from pipeline.serving.ray_hosts import led_hosts, spread_options
 from pipeline.serving.replica_environment import NUM_HOSTS, settle
@@ -35,6 +36,7 @@ DEPLOYMENT = "engine"
 CHALLENGER_SUFFIX = "-challenger"
 """Of an application that stands beside the one that serves the same model; it never gets the route `/`."""
 MAX_ONGOING_REQUESTS = 1024
+START_SECONDS = 120.0
 POLL_SECONDS = 0.2
 _ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Unavailable|Interrupt))(?:: (.*))?$")
 
@@ -105,14 +107,22 @@ def ensure_serving(*, host: str, port: int | None) -> Endpoint:
         ParameterError: Serve runs at another port than the one asked for, or that port is taken.
         ClusterError: Serve's proxy did not come up.
     """
-    running = listening()
-    if running is not None:
-        if port is not None and port != running.port:
-            raise ParameterError(
-                f"port: {port} was asked for, but Ray Serve of this cluster already listens on {running.port}",
-                hint="leave `port` out, or stop the cluster first (`pipeline down`)",
-            )
-        return running
+    # Two stages may find it missing at once; the second must find it running.
+    with cluster_lock("Ray Serve", timeout_seconds=START_SECONDS, on_wait=lambda _: None):
+        running = listening()
+        return _start_serve(host=host, port=port) if running is None else _checked(running, port=port)
+
+
+def _checked(running: Endpoint, *, port: int | None) -> Endpoint:
+    if port is not None and port != running.port:
+        raise ParameterError(
+            f"port: {port} was asked for, but Ray Serve of this cluster already listens on {running.port}",
+            hint="leave `port` out, or stop the cluster first (`pipeline down`)",
+        )
+    return running
+
+
+def _start_serve(*, host: str, port: int | None) -> Endpoint:
     if port is not None and not _is_free(host, port):
         raise ParameterError(f"port: {port} is taken on this machine", hint="leave `port` out to get a free one")
     chosen = port if port is not None else next((p for p in PORTS if _is_free(host, p)), None)
