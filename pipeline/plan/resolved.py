@@ -5,8 +5,10 @@ nothing left to resolve, so it can be validated, compared and run again as it is
 """
 
 import io
+from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from pipeline.plan.graph import Flow
@@ -61,7 +63,9 @@ def _escaped(value: object) -> Any:
         return str(value)
     if isinstance(value, str):
         return value.replace("${", "$${")
-    if isinstance(value, dict):
+    if isinstance(value, BaseModel):
+        return {name: _escaped(getattr(value, name)) for name in type(value).model_fields}
+    if isinstance(value, Mapping):
         return {name: _escaped(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_escaped(item) for item in value]

@@ -42,3 +42,12 @@ def test_the_shipped_flow_survives(open_text):
     flow = open_flow(ROOT / "flows" / "llm.yaml")
     again = open_text(resolved_text(flow), file=str(ROOT / "flows" / "llm.yaml"))
     assert same(again, flow)
+
+
+def test_groups_of_parameters_are_written_out(open_text, tmp_path):
+    """`mesh`, `canary` and `shadow` of a deployment are mappings with keys of their own."""
+    file = str(ROOT / "flows" / "canary.yaml")
+    flow = open_text((ROOT / "flows" / "canary.yaml").read_text(), f"source={tmp_path}", file=file)
+    text = resolved_text(flow)
+    assert "mesh:\n        tensor: 1" in text and "p95_ttft_ms: < 300" in text
+    assert same(open_text(text, file=file), flow)
