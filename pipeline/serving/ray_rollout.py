@@ -163,7 +163,7 @@ def _choose(
         marked = f"{_kind(new.identity)}.{config.models[0].deployment_id[:8]}"
         return "replaced", "; ".join(restarts), replace(config, process=replace(new, identity=marked))
     if "beside" in found:
-        return "beside", "the parameters do not fit into an engine that runs", kept
+        return "beside", "it needs an engine of its own", kept
     return ("swapped" if "swap" in found else "unchanged"), "same shapes, same settings", kept
 
 
