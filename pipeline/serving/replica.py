@@ -262,7 +262,10 @@ def host(settings: ReplicaSettings, *, leader: Leader | None = None) -> HostedMo
         leader.serve(decided(plan.settings, dtype=plan.placement.dtype))
     directory = Path(settings.model_path)
     check_memory(directory, num_hosts=settings.mesh_hosts)
-    with started_with_cache(settings.compilation_cache, device=plan.device) as cache:
+    # Over several hosts XLA divides its trials of kernels between processes that compile alike; one that finds its
+    # executables in a cache would leave the others waiting.
+    directory_of_cache = settings.compilation_cache if leader is None else None
+    with started_with_cache(directory_of_cache, device=plan.device) as cache:
         meshes = ServingMesh.groups(plan.settings.mesh, device=plan.device)
 
         def load(mesh: ServingMesh) -> nnx.Module:

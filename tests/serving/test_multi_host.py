@@ -176,18 +176,12 @@ def test_a_stranger_without_the_key_is_turned_away(monkeypatch):
     stranger = type(plan)(
         coordinator=plan.coordinator, control=plan.control, num_hosts=2, rank=1, key=b"not the key of this replica"
     )
-    said = []
-
-    def intrude():
-        with pytest.raises(ClusterError, match="refused the key of host process 1") as caught:
-            Follower(stranger)
-        said.append(caught)
-
-    refused = threading.Thread(target=intrude)
-    refused.start()
-    follower = met(leader, monkeypatch)
-    refused.join(10)
-    assert len(said) == 1
+    meeting = threading.Thread(target=leader.meet)
+    meeting.start()
+    with pytest.raises(ClusterError, match="refused the key of host process 1"):
+        Follower(stranger)
+    follower = Follower(plan)
+    meeting.join(10)
     assert list(leader._followers.values()) == [f"host process 1 (pid {os.getpid()} on {os.uname().nodename})"]
     leader.end()
     follower.follow(print)
