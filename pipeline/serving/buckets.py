@@ -17,6 +17,10 @@ DOUBLING_ATTENTION = 1024
 """Up to here attention lengths of prefill double, beyond they quadruple: 512 tokens take 785 ms over 512 positions and
 951 ms over 1,024, and each length costs every start as many compiles as there are chunks."""
 
+FEW_ADJUSTED = 1024
+LONG_CONTEXT = 16384
+"""Beyond it, lists of as many tokens as the context has (12 bytes each, a row) are too long to move at every step."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buckets:
@@ -27,6 +31,8 @@ class Buckets:
     chunks: tuple[int, ...]
     """The last may be larger than the chunk between two decode steps: where nothing decodes, nobody waits for it."""
     prefill_attention: tuple[int, ...]
+    adjusted: tuple[int, ...] = ()
+    """Numbers of tokens whose logits change in a row, below the most there can be, which is always there."""
     copies: tuple[int, ...] = ()
     """Lengths of prefixes that are copied from slot to slot; none where no prefix is reused."""
 
@@ -67,6 +73,7 @@ class Buckets:
             decode_attention=steps(smallest, context, factor=2),
             chunks=(*chunks, idle_chunk) if idle_chunk <= smallest else chunks,
             prefill_attention=prefill_attention,
+            adjusted=(FEW_ADJUSTED,) if context > LONG_CONTEXT else (),
             copies=prefill_attention if copies_prefixes else (),
         )
 
@@ -80,7 +87,7 @@ class Buckets:
         """How many executables warm-up compiles."""
         num_decode = len(self.decode_batches) * len(self.decode_attention)
         num_prefill = len(self.chunks) * len(self.prefill_attention)
-        return num_decode + num_prefill + len(self.copies) + len(self.choices)
+        return num_decode + num_prefill + len(self.copies) + len(self.choices) * (1 + len(self.adjusted))
 
 
 def smallest_fit(needed: int, sizes: Sequence[int]) -> int:

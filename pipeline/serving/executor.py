@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.models.decoders.model import Cache, Decoder
-from pipeline.serving.buckets import Buckets
+from pipeline.serving.buckets import Buckets, smallest_fit
 from pipeline.serving.mesh import ServingMesh
 from pipeline.serving.request import MAX_LOGIT_BIAS, Sampling
 from pipeline.serving.scheduler import Decode, Limits, Prefill
@@ -30,6 +30,7 @@ from pipeline.serving.step_arguments import (
     choice_arguments,
     copy_arguments,
     decode_arguments,
+    idle_choice,
     idle_decode,
     idle_prefill,
     places,
@@ -37,15 +38,15 @@ from pipeline.serving.step_arguments import (
 )
 from pipeline.serving.step_functions import StepFunctions, copied_prefix
 from pipeline.serving.temporaries import temporary_bytes
-from pipeline.serving.token_choice import ChoiceRows, choose
+from pipeline.serving.token_choice import choose
 from pipeline.serving.token_rules import Chosen, Ranks, TokenRules
 
 _LOG = logging.getLogger(__name__)
 _COMPILE_THREADS = 2
 Key = tuple[str, int, int]
 """Kind, batch or chunk, attention length. The kind `copy` has the length of what is copied. The kind `choose` sees
-logits alone and has length 0; it also takes the token after a prompt: inside prefill that would double the compile time
-of each of its buckets."""
+logits alone, and has the number of adjusted tokens; it also takes the token after a prompt: inside prefill that would
+double the compile time of each of its buckets."""
 _NO_COPY = (np.asarray(0, np.int32), np.asarray(0, np.int32))
 _GREEDY = Sampling(max_tokens=1, temperature=0.0)
 
@@ -58,7 +59,7 @@ class ModelExecutor:
         self.limits = limits
         self.buckets = buckets
         self._num_tokens = model.config.vocab_size
-        self._num_adjusted = min(limits.context + MAX_LOGIT_BIAS, self._num_tokens)
+        self._adjusted = (*buckets.adjusted, min(limits.context + MAX_LOGIT_BIAS, self._num_tokens))
         self._mesh = mesh
         self._parameters = ServedParameters(model, mesh=mesh, dtype=dtype)
         self._functions = StepFunctions(
@@ -162,25 +163,21 @@ class ModelExecutor:
     def _choose(
         self, rules: Sequence[TokenRules], *, positions: Sequence[int], places: Sequence[int], size: int
     ) -> list[Chosen]:
-        rows = self._choice_rows(rules, positions, places, size)
-        # Indexing a device array would compile.
-        choice = [np.asarray(field) for field in self.run(("choose", size, 0), rows)]
-        return [
-            Chosen([int(choice[0][place])], _ranks(place, *choice[1:], num_wanted=rule.sampling.logprobs))
-            for place, rule in zip(places, rules, strict=True)
-        ]
-
-    def _choice_rows(
-        self, rules: Sequence[TokenRules], positions: Sequence[int], places: Sequence[int], size: int
-    ) -> ChoiceRows:
-        return choice_arguments(
+        num_adjusted = smallest_fit(max(rule.num_adjusted for rule in rules), self._adjusted)
+        rows = choice_arguments(
             rules,
             positions=positions,
             places=places,
             size=size,
-            num_adjusted=self._num_adjusted,
+            num_adjusted=num_adjusted,
             num_tokens=self._num_tokens,
         )
+        # Indexing a device array would compile.
+        choice = [np.asarray(field) for field in self.run(("choose", size, num_adjusted), rows)]
+        return [
+            Chosen([int(choice[0][place])], _ranks(place, *choice[1:], num_wanted=rule.sampling.logprobs))
+            for place, rule in zip(places, rules, strict=True)
+        ]
 
     def leaves_of(self, model: Decoder) -> dict[str, Any]:
         """What `place` takes, from a model of the same description (which is taken over); compiles."""
@@ -208,29 +205,29 @@ class ModelExecutor:
         keys = [("prefill", chunk, length) for chunk in buckets.chunks for length in buckets.prefill_attention]
         keys += [("decode", batch, length) for batch in buckets.decode_batches for length in buckets.decode_attention]
         keys += [("copy", 1, length) for length in buckets.copies]
-        yield from (("choose", batch, 0) for batch in buckets.choices)
+        yield from (("choose", batch, number) for number in self._adjusted for batch in buckets.choices)
         yield from sorted(keys, key=lambda key: (key[2], key[1]))
 
     def _lower(self, key: Key) -> Any:
-        kind, size, attention_length = key
+        kind, size, length = key
         if kind == "choose":
             logits = jax.ShapeDtypeStruct((size, self._num_tokens), jnp.float32, sharding=self._mesh.whole)
             chooser = functools.partial(choose, num_logprobs=self.limits.max_logprobs)
-            return jax.jit(chooser).lower(logits, self._choice_rows([], [], [], size))
+            return jax.jit(chooser).lower(logits, idle_choice(size, num_adjusted=length, num_tokens=self._num_tokens))
         if kind == "copy":
-            settled = self._mesh.settled(lambda *given: (copied_prefix(*given, length=attention_length),))
+            settled = self._mesh.settled(lambda *given: (copied_prefix(*given, length=length),))
             return jax.jit(settled, donate_argnums=0).lower(self._cache, *_NO_COPY)
         function = getattr(self._functions, kind)
-        settled = self._mesh.settled(lambda *given: function(*given, attention_length=attention_length))
+        settled = self._mesh.settled(lambda *given: function(*given, attention_length=length))
         jitted = jax.jit(settled, donate_argnums=1)
         return jitted.lower(self._parameters.arrays, self._cache, *_idle(kind, size))
 
     def _run_once(self, key: Key) -> None:
         # The first call of an executable allocates; no request should wait for that.
-        kind, size, _ = key
+        kind, size, length = key
         if kind == "choose":
             self._logits_BV = self._mesh.zeros(size, self._num_tokens)
-            arguments: tuple[Any, ...] = (self._choice_rows([], [], [], size),)
+            arguments: tuple[Any, ...] = (idle_choice(size, num_adjusted=length, num_tokens=self._num_tokens),)
         else:
             arguments = _NO_COPY if kind == "copy" else _idle(kind, size)
         jax.block_until_ready(self._run(key, *arguments))

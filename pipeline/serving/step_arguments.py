@@ -94,6 +94,11 @@ def choice_arguments(
     )
 
 
+def idle_choice(size: int, *, num_adjusted: int, num_tokens: int) -> ChoiceRows:
+    """Of a batch in which no row wishes anything."""
+    return choice_arguments((), positions=(), places=(), size=size, num_adjusted=num_adjusted, num_tokens=num_tokens)
+
+
 def idle_prefill(size: int) -> tuple[np.ndarray, np.ndarray]:
     """Arguments of a chunk bucket that write nothing: no token counts."""
     return np.zeros((1, size), np.int32), np.zeros(3, np.int32)

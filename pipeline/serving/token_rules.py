@@ -82,6 +82,11 @@ class TokenRules:
         return self.counts is None and self._matcher is None and self.sampling.logprobs is None
 
     @property
+    def num_adjusted(self) -> int:
+        """Tokens whose logits change."""
+        return 0 if self.counts is None else self.counts.size
+
+    @property
     def is_finished(self) -> bool:
         """True where the grammar lets nothing but an end of text follow."""
         return self._matcher is not None and self._matcher.is_finished

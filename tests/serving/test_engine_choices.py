@@ -2,14 +2,22 @@
 
 import json
 
+import jax
 import jsonschema
 import numpy as np
 import pytest
+from flax import nnx
 from test_structured_matcher import SCHEMAS, compiled
 from test_token_choice import by_hand
 from tiny_llama import LIMITS, Reader, eventually, greedy, last_logits, prompt_of
 
+from pipeline.serving.buckets import Buckets
+from pipeline.serving.engine import Engine
+from pipeline.serving.executor import ModelExecutor
+from pipeline.serving.mesh import ServingMesh
+from pipeline.serving.metrics import Metrics
 from pipeline.serving.request import FinishReason, GrammarError, Request, Sampling
+from pipeline.serving.scheduler import Limits
 
 # Logits of the cached pass against the pass without a cache, float32; 2e-6 measured.
 LOGPROB_TOLERANCE = 2e-5
@@ -199,6 +207,25 @@ def test_wishes_at_random_some_of_them_given_up_leave_the_engine_exact(engine, v
     eventually(lambda: engine.why_unbalanced() is None)
     assert not {reader.finish(str(index)) for index in range(80)} & {FinishReason.ERROR}
     assert engine.status().num_compiles_while_serving == 0
+
+
+def test_a_long_context_has_a_shape_for_few_adjusted_tokens(model, tokenizer, vocabulary):
+    """The same tokens come from both; what is long is made short here, or the test would take minutes."""
+    buckets = Buckets(
+        decode_batches=(2,), decode_attention=(160,), chunks=(32,), prefill_attention=(160,), adjusted=(24,)
+    )
+    limits = Limits(slots=2, context=160, chunk_tokens=32, decode_steps=4, max_logprobs=0)
+    mesh = ServingMesh.of(jax.devices("cpu")[0])
+    executor = ModelExecutor(nnx.clone(model), limits=limits, buckets=buckets, mesh=mesh, dtype="float32")
+    made = Engine(executor, decoder=vocabulary, limits=limits, metrics=Metrics(model="tiny"), strict=True)
+    made.start(timeout_seconds=120)
+    prompt = prompt_of(14, seed=6)
+    asked = request("few", prompt, 40, frequency_penalty=1.0)
+    reader = run(made, asked)
+    made.stop(drain_seconds=1)
+    assert reader.text("few") == tokenizer.decode(by_the_plain_loop(model, prompt, 40, asked.sampling))
+    assert made.status().failure is None
+    assert executor.is_warm
 
 
 def test_a_stop_string_takes_the_log_probabilities_behind_it_along(engine, model, tokenizer):
