@@ -30,7 +30,7 @@ def settings_of(directory, **given):
         digest=directory.name,
         version=directory.name,
         deployment_id=directory.name,
-        slots=4,
+        slots=2,
         context=32,
         prefill_chunk_tokens=16,
         decode_steps=2,
@@ -48,15 +48,14 @@ def answers(client):
 
 def trial(root):
     one, two = written(root / "one", 0), written(root / "two", 1)
-    found = {}
-    for name, mesh in {"plain": {}, "mesh": {"mesh_tensor": 2, "mesh_data": 2}}.items():
-        replica = Replica.of(settings_of(one, **mesh))
-        with TestClient(replica.app) as client:
-            found[name] = {"first": answers(client), "health": client.get("/health").json()}
-            replica.reconfigure(ReplicaConfig(models=(settings_of(two, **mesh),)).as_json())
-            found[name] |= {"second": answers(client), "after": client.get("/health").json()}
-            found[name]["metrics"] = client.get("/metrics").text
-            replica.check_health()
+    mesh = {"mesh_tensor": 2, "mesh_data": 2}
+    replica = Replica.of(settings_of(one, **mesh))
+    with TestClient(replica.app) as client:
+        found = {"first": answers(client), "health": client.get("/health").json()}
+        replica.reconfigure(ReplicaConfig(models=(settings_of(two, **mesh),)).as_json())
+        found |= {"second": answers(client), "after": client.get("/health").json()}
+        found["metrics"] = client.get("/metrics").text
+        replica.check_health()
     return found
 
 

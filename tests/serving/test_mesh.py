@@ -9,8 +9,11 @@ from pathlib import Path
 
 import jax
 import pytest
+from mesh_replica_trial import PROMPTS
+from tiny_llama import CONFIG, greedy_texts, random_leaves
 
 from pipeline.errors import ParameterError
+from pipeline.models.checkpoint import build_model
 from pipeline.models.decoders.partition import MeshSize
 from pipeline.models.registry import describe_config
 from pipeline.serving.mesh import ServingMesh
@@ -127,12 +130,13 @@ def test_only_a_decoder_is_divided():
 
 
 @pytest.mark.slow
-def test_a_replica_of_two_copies_on_two_devices_each_answers_as_one_on_one_device():
+def test_a_replica_of_two_copies_on_two_devices_each_answers_as_the_plain_model(model, tokenizer):
     found = json.loads(in_four_devices("mesh_replica_trial.py"))
-    plain, mesh = found["plain"], found["mesh"]
-    assert mesh["first"] == plain["first"] and mesh["second"] == plain["second"] != plain["first"]
-    assert mesh["health"]["mesh"] == {"tensor": 2, "data": 2, "hosts": 1}
+    second = build_model(describe_config(CONFIG), random_leaves(1), dtype="float32", source="test")
+    assert found["first"] == greedy_texts(model, tokenizer, prompts=PROMPTS, num=6)
+    assert found["second"] == greedy_texts(second, tokenizer, prompts=PROMPTS, num=6)
+    assert found["health"]["mesh"] == {"tensor": 2, "data": 2, "hosts": 1}
     # The second version's parameters entered the running engines.
-    assert mesh["after"]["swap_seconds"] > 0 and mesh["after"]["start_seconds"] == mesh["health"]["start_seconds"]
-    assert mesh["after"]["compiles_while_serving"] == 0
-    assert 'generation_tokens_total{model_name="tiny"} 48' in mesh["metrics"]
+    assert found["after"]["swap_seconds"] > 0 and found["after"]["start_seconds"] == found["health"]["start_seconds"]
+    assert found["after"]["compiles_while_serving"] == 0
+    assert 'generation_tokens_total{model_name="tiny"} 48' in found["metrics"]

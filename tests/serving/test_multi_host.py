@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from mesh_replica_trial import PROMPTS, written
-from tiny_llama import greedy
+from tiny_llama import greedy_texts
 
 from pipeline.errors import ClusterError
 from pipeline.serving.multi_host import Follower, Leader
@@ -78,17 +78,13 @@ def hosts(tmp_path):
     made.end()
 
 
-def texts_of(model, tokenizer):
-    return [
-        tokenizer.decode(greedy(model, tokenizer.encode(prompt).ids, 6), skip_special_tokens=True) for prompt in PROMPTS
-    ]
-
-
 @pytest.mark.slow
 def test_two_hosts_answer_as_one_process_and_the_loss_of_one_is_an_error(hosts, model, tokenizer):
     assert hosts.health["mesh"] == {"tensor": 2, "data": 1, "hosts": 2}
     answer = hosts.ask(PROMPTS)
-    assert [choice["text"] for choice in answer["body"]["choices"]] == texts_of(model, tokenizer)
+    assert [choice["text"] for choice in answer["body"]["choices"]] == greedy_texts(
+        model, tokenizer, prompts=PROMPTS, num=6
+    )
     assert hosts.ask("health")["body"]["compiles_while_serving"] == 0
     # The leader is inside a step, waiting for numbers that will never come.
     os.kill(hosts.follower.pid, signal.SIGSTOP)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from mesh_replica_trial import PROMPTS
-from tiny_llama import greedy
+from tiny_llama import greedy_texts
 
 from pipeline.serving.ray_hosts import led_hosts, spread_options
 from pipeline.serving.replica_environment import NUM_HOSTS
@@ -46,9 +46,7 @@ def test_a_model_over_two_nodes_answers_and_is_replaced_when_one_is_lost(model, 
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    wanted = [
-        tokenizer.decode(greedy(model, tokenizer.encode(prompt).ids, 6), skip_special_tokens=True) for prompt in PROMPTS
-    ]
+    wanted = greedy_texts(model, tokenizer, prompts=PROMPTS, num=6)
     assert found["mesh"] == {"tensor": 2, "data": 1, "hosts": 2} and found["num_followers"] == 1
     assert found["first"] == wanted
     assert found["second"] == wanted

@@ -69,6 +69,14 @@ def greedy(model, prompt, num):
     return tokens[len(prompt) :]
 
 
+def greedy_texts(model, tokenizer, *, prompts, num):
+    """What `greedy` gives, as text."""
+    return [
+        tokenizer.decode(greedy(model, tokenizer.encode(prompt).ids, num), skip_special_tokens=True)
+        for prompt in prompts
+    ]
+
+
 class Reader:
     """Collects the chunks of requests."""
 
