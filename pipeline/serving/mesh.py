@@ -76,11 +76,6 @@ class ServingMesh:
         return str(self.devices[0].platform)
 
     @property
-    def is_local(self) -> bool:
-        """False where other processes hold some of the devices."""
-        return all(device.process_index == jax.process_index() for device in self.devices)
-
-    @property
     def whole(self) -> Sharding:
         """Of an array that every device holds."""
         return self._sharding(())
