@@ -25,6 +25,7 @@ from pipeline.serving.loading_plan import load_as
 from pipeline.serving.memory import why_weights_too_big
 from pipeline.serving.replica_settings import ReplicaSettings, same_executables
 from pipeline.serving.served_model import ServedModel
+from pipeline.serving.weight_bytes import INT8
 
 _LOG = logging.getLogger(__name__)
 _REPORTS = ("conversion.json", "carried.safetensors")
@@ -112,7 +113,7 @@ class HostedModel:
         assert self.served.leaves_of is not None
         started = time.monotonic()
         directory = Path(settings.model_path)
-        check_memory(directory)
+        check_memory(directory, num_bytes=self.facts.get("weight_bytes") if self._placement.dtype == INT8 else None)
         # In host memory, whatever the device: the old ones lie on it until the moment of the exchange.
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             leaves = self.served.leaves_of(load_as(self._placement, directory))
@@ -161,14 +162,18 @@ def identity_facts(settings: ReplicaSettings) -> Mapping[str, Any]:
     }
 
 
-def check_memory(directory: Path, *, num_hosts: int = 1) -> None:
-    """Hold the stored parameters, of which this process reads one part of `num_hosts`, against what is free now.
+def check_memory(directory: Path, *, num_hosts: int = 1, num_bytes: int | None = None) -> None:
+    """Hold the parameters, of which this process reads one part of `num_hosts`, against what is free now.
+
+    `num_bytes` is what they take once they are loaded, where that is less than what is stored: they are quantized leaf
+    by leaf.
 
     Raises:
         ParameterError: they do not fit beside what runs; with the arithmetic.
     """
     stored = sum(path.stat().st_size for path in (directory / PARAMETERS_DIRECTORY).rglob("*") if path.is_file())
-    reason = why_weights_too_big(stored // num_hosts, available=psutil.virtual_memory().available, replicas=1)
+    taken = stored if num_bytes is None else min(stored, num_bytes)
+    reason = why_weights_too_big(taken // num_hosts, available=psutil.virtual_memory().available, replicas=1)
     if reason is not None:
         raise ParameterError(f"{directory}: {reason}", hint="the version that serves goes on serving")
 

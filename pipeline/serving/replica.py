@@ -41,6 +41,7 @@ from pipeline.serving.replica_environment import NO_SHARE, ProcessShare
 from pipeline.serving.replica_settings import ReplicaConfig, ReplicaSettings, executables_of, read_config
 from pipeline.serving.served_model import LoadedModel, ServedModel
 from pipeline.serving.traffic_settings import read_traffic
+from pipeline.serving.weight_bytes import INT8
 
 _LOG = logging.getLogger(__name__)
 _PREDICTING = (ModelKind.PREDICTOR, ModelKind.IMAGE)
@@ -261,7 +262,10 @@ def host(settings: ReplicaSettings, *, leader: Leader | None = None) -> HostedMo
     if leader is not None:
         leader.serve(decided(plan.settings, dtype=plan.placement.dtype))
     directory = Path(settings.model_path)
-    check_memory(directory, num_hosts=settings.mesh_hosts)
+    is_int8 = plan.placement.dtype == INT8
+    check_memory(
+        directory, num_hosts=settings.mesh_hosts, num_bytes=plan.facts.get("weight_bytes") if is_int8 else None
+    )
     # Over several hosts XLA divides its trials of kernels between processes that compile alike; one that finds its
     # executables in a cache would leave the others waiting.
     directory_of_cache = settings.compilation_cache if leader is None else None

@@ -1,13 +1,17 @@
 """A version is swapped in only where its parameters have room beside those that serve."""
 
 import dataclasses
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
+from pipeline.errors import ParameterError
 from pipeline.serving import hosted_model
 from pipeline.serving.device import choose_placement
-from pipeline.serving.hosted_model import HostedModel, digest_of_surroundings
+from pipeline.serving.hosted_model import HostedModel, check_memory, digest_of_surroundings
 from pipeline.serving.loading_plan import plan_loading
+from pipeline.serving.memory import RUNTIME_BYTES
 from pipeline.serving.replica_settings import ReplicaSettings
 from pipeline.serving.served_model import ServedModel
 
@@ -52,3 +56,10 @@ def test_a_full_device_sends_the_next_version_elsewhere_and_says_why(hosted, mon
     assert hosted.why_no_swap(following) is None
     monkeypatch.setattr(hosted_model, "allocator_room", lambda device: needed - 1)
     assert "beside those that serve" in hosted.why_no_swap(following)
+
+
+def test_memory_is_held_against_what_int8_takes_and_not_against_what_is_stored(model_directory, monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=RUNTIME_BYTES + 100_000))
+    with pytest.raises(ParameterError, match="weights while loading"):
+        check_memory(model_directory)
+    check_memory(model_directory, num_bytes=50_000)
