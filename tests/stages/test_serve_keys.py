@@ -1,18 +1,23 @@
 """API keys of a deployment: the flow names their place, and nothing that is written down holds one."""
 
 import json
+from pathlib import Path
 
+import httpx
 import pytest
+import ray
+from test_deploy_serve import context_of, pids_of, write_model
 
 from pipeline.errors import ParameterError, SpecError
 from pipeline.plan.fingerprint import fingerprint_of
 from pipeline.plan.graph import open_flow
 from pipeline.serving.api_keys import digest_of
-from pipeline.stages.deploy_serve import key_digests
+from pipeline.stages.deploy_serve import key_digests, run
 from pipeline.stages.parameters import DeployServeParameters
 from pipeline.stages.reference import OutputReference
 
 KEY = "plain-key-in-a-flow-0123456789"
+NEW_KEY = "another-key-in-a-file-0123456789"
 FLOW = """\
 flow: keys
 description: Serves behind keys.
@@ -68,3 +73,38 @@ def test_the_stage_reads_keys_from_the_project_and_keeps_their_digests(tmp_path)
     with pytest.raises(ParameterError, match=r"ABSENT_OF_THE_TEST.*not set") as raised:
         key_digests(parameters("env:ABSENT_OF_THE_TEST"), project_root=tmp_path)
     assert "pipeline down" in raised.value.hint
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_deployment_behind_keys_answers_who_has_one_and_holds_none(ray_cluster, tmp_path):
+    from pipeline.serving.ray_rollout import running_applications
+    from pipeline.serving.ray_serve import delete
+
+    model = write_model(tmp_path / "model")
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (tmp_path / "keys").write_text(KEY)
+    result = run(context_of(tmp_path, model, api_keys="file:keys", requests_per_minute=30))
+    url, facts = result.facts["url"], result.facts
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "def main"}], "max_tokens": 3}
+
+    def status(key):
+        answer = httpx.post(f"{url}/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+        return answer.status_code, answer.headers.get("x-ratelimit-remaining-requests")
+
+    assert "/chat/completions" in facts["curl"] and "$API_KEY" in facts["curl"]
+    assert httpx.get(f"{url}/models").status_code == 401 and status("x" * 20)[0] == 401
+    assert status(KEY) == (200, "29")
+    pids = pids_of("tiny")
+    (tmp_path / "keys").write_text(NEW_KEY)
+    run(context_of(tmp_path, model, api_keys="file:keys", requests_per_minute=30))
+    assert pids_of("tiny") == pids, "new keys need no new process"
+    assert status(KEY)[0] == 401 and status(NEW_KEY)[0] == 200
+
+    told = [repr(running_applications()["tiny"].config.as_json()), repr(facts)]
+    session = Path(ray.worker._global_node.get_session_dir_path())
+    files = [*(tmp_path / "store").rglob("*"), *(session / "logs").rglob("*")]
+    told += [file.read_text(errors="replace") for file in files if file.is_file()]
+    assert digest_of(NEW_KEY) in told[0] and len(told) > 5
+    assert not any(key in text for key in (KEY, NEW_KEY) for text in told)
+    delete("tiny")
