@@ -67,22 +67,7 @@ def open_session(worker: WorkerContext, job: TrainJob) -> Session:
     task, plan = make_task(job, world_size=worker.world_size)
 
     mesh_plan = plan_mesh(config.parallel, world_size=worker.world_size, shard_group=config.shard_group)
-    mesh = make_mesh(worker, mesh_plan)
-    check_reductions(worker, mesh)
-    model = task.build(seed=config.seed)
-    count = num_parameters(model)
-    blocks = task.blocks(model)
-    task.prepare(model, config)
-    if config.compile:
-        for block in blocks:
-            block.compile(fullgraph=False, dynamic=False)
-    shard_model(
-        model,
-        mesh,
-        blocks=blocks,
-        precision=config.precision,
-        reshard_after_forward=mesh_plan.reshards_after_forward,
-    )
+    model, count = _sharded_model(task, config, worker=worker, mesh_plan=mesh_plan)
     model.train()
     seed_rank(worker, seed=config.seed, step=0)
     optimizer = build_adamw(model, config)
@@ -116,6 +101,29 @@ def open_session(worker: WorkerContext, job: TrainJob) -> Session:
         speed=speed,
         num_parameters=count,
     )
+
+
+def _sharded_model(
+    task: Task, config: TrainConfig, *, worker: WorkerContext, mesh_plan: MeshPlan
+) -> tuple[nn.Module, int]:
+    """The model on the mesh, after reductions were seen to be right, and its number of parameters."""
+    mesh = make_mesh(worker, mesh_plan)
+    check_reductions(worker, mesh)
+    model = task.build(seed=config.seed)
+    count = num_parameters(model)
+    blocks = task.blocks(model)
+    task.prepare(model, config)
+    if config.compile:
+        for block in blocks:
+            block.compile(fullgraph=False, dynamic=False)
+    shard_model(
+        model,
+        mesh,
+        blocks=blocks,
+        precision=config.precision,
+        reshard_after_forward=mesh_plan.reshards_after_forward,
+    )
+    return model, count
 
 
 def make_task(job: TrainJob, *, world_size: int) -> tuple[Task, BatchPlan]:

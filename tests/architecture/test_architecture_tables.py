@@ -10,8 +10,8 @@ import pytest
 import converters
 from converters.readers import READERS
 from pipeline.cli.bench import BENCH_LOG, BENCHES
-from pipeline.cli.verbs import VERBS
 from pipeline.cli.trackers import TRACKERS
+from pipeline.cli.verbs import VERBS
 from pipeline.execution.backend import BACKENDS
 from pipeline.stages.registry import KINDS
 

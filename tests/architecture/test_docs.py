@@ -11,8 +11,8 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import converters
-from pipeline.cli.verbs import VERBS
 from pipeline.cli.observers import make_observer
+from pipeline.cli.verbs import VERBS
 from pipeline.execution.driver import RunOptions, run_flow
 from pipeline.plan.graph import open_flow
 from pipeline.tracking.memory_tracker import MemoryTracker
