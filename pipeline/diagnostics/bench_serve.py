@@ -32,6 +32,8 @@ GROUPS: tuple[Group, ...] = (
     start.START,
     http.POISSON,
 )
+_GROUP_SECONDS = 60.0
+"""After so long a group begins no further round: on a machine that does other work, too, the bench still ends."""
 _PACKAGES = ("jax", "torch", "transformers", "onnxruntime", "llama_cpp_python")
 
 
@@ -55,8 +57,16 @@ def run(*, work: Path, rounds: int = 5, only: str = "", notice: Callable[[str], 
         contest = Contest(material=Material(work=work, notice=notice), stack=stack)
         for group in groups:
             notice(f"measuring {group.name}")
-            measured = take_turns(group.sides(contest), rounds=min(rounds, group.most_rounds), warm_up=group.warm_up)
-            rows += [make_row(spec, measured=measured) for spec in group.rows]
+            measured = take_turns(
+                group.sides(contest),
+                rounds=min(rounds, group.most_rounds),
+                warm_up=group.warm_up,
+                most_seconds=_GROUP_SECONDS,
+            )
+            made = [make_row(spec, measured=measured) for spec in group.rows]
+            rows += made
+            for row in made:
+                notice(f"  {row.name}: {_told(row)}")
     return BenchResult(machine=machine, rows=tuple(rows))
 
 
@@ -78,6 +88,12 @@ def chosen(only: str) -> tuple[Group, ...]:
             hint=f"did you mean {nearest!r}?" if nearest else "",
         )
     return groups
+
+
+def _told(row: BenchRow) -> str:
+    if row.ratio is None:
+        return row.note
+    return f"{row.ours:.4g} and {row.peer:.4g} {row.unit}, {row.peer_name}: {row.ratio:.3f}"
 
 
 def _versions() -> dict[str, str]:

@@ -5,7 +5,9 @@ The one decision: a row is the round whose ratio is the median, because whatever
 of a round; and a side that fails takes its rows with it and no others.
 """
 
+import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -38,11 +40,24 @@ class RowSpec:
     """`metric` where empty."""
 
 
-def take_turns(sides: Mapping[str, Measure], *, rounds: int, warm_up: bool = True) -> dict[str, Rounds]:
-    """Ask every side once a round, in an order that turns; the first round, of warm-up, does not count."""
+def take_turns(
+    sides: Mapping[str, Measure],
+    *,
+    rounds: int,
+    warm_up: bool = True,
+    most_seconds: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, Rounds]:
+    """Ask every side once a round, in an order that turns; the first round, of warm-up, does not count.
+
+    After `most_seconds` no round begins, but one is always measured.
+    """
+    started = clock()
     figures: dict[str, list[Figures]] = {name: [] for name in sides}
     failed: dict[str, str] = {}
     for number in range(rounds + warm_up):
+        if number > warm_up and clock() - started > most_seconds:
+            break
         order = list(sides)[:: 1 if number % 2 else -1]
         for name in order:
             if name in failed:

@@ -94,6 +94,15 @@ def test_sides_take_turns_and_the_first_round_does_not_count():
     assert measured == {"ours": [{"rate": 1.0}, {"rate": 2.0}], "peer": [{"rate": 1.0}, {"rate": 2.0}]}
 
 
+def test_after_its_time_a_group_begins_no_round_but_one_is_measured():
+    now = iter(float(minute) for minute in range(0, 600, 60))
+    measured = take_turns(
+        {"ours": lambda number: {"rate": float(number)}}, rounds=5, most_seconds=90.0, clock=lambda: next(now)
+    )
+    # Asked before the second and third measured round: after 60 and 120 s.
+    assert measured == {"ours": [{"rate": 1.0}, {"rate": 2.0}]}
+
+
 def test_a_side_that_fails_takes_only_its_rows_with_it():
     calls = []
 
