@@ -1,6 +1,7 @@
 """What is done around the start of a process on its device."""
 
 import os
+import tempfile
 
 import jax
 import pytest
@@ -12,6 +13,11 @@ from pipeline.serving.nvidia import DeviceReading
 from pipeline.serving.replica_environment import NO_SHARE, ProcessShare
 
 GIB, MIB = 2**30, 2**20
+
+
+@pytest.fixture(autouse=True)
+def own_locks(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("locks")))
 
 
 def readings(monkeypatch, *used):
