@@ -1,7 +1,8 @@
 """Replicas of one device start one after the other.
 
 Owns the lock. Loads no framework. The one decision: a file lock of the machine, keyed by the device, because a device
-belongs to one machine and the system frees the lock of a process that dies.
+belongs to one machine and the system frees the lock of a process that dies. Each user has locks of its own: a file in a
+directory for all cannot be opened by others.
 """
 
 import fcntl
@@ -42,7 +43,9 @@ def starting_alone(
         ClusterError: the lock is not to be had in time; names who holds it.
     """
     name = re.sub(r"[^\w.-]", "_", device)
-    path = (Path(tempfile.gettempdir()) if directory is None else directory) / f"pipeline-start-{name}.lock"
+    path = (
+        Path(tempfile.gettempdir()) if directory is None else directory
+    ) / f"pipeline-start-{os.getuid()}-{name}.lock"
     started = time.monotonic()
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
