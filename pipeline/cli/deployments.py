@@ -22,7 +22,7 @@ from pipeline.cli.text import duration, make_console, make_table, moment, print_
 from pipeline.cli.trackers import deployment_registry, registered_source
 from pipeline.cluster.head import find_head
 from pipeline.errors import ClusterError, TrackingError, UsageError, nearest_name
-from pipeline.serving.deployment_record import (
+from pipeline.serving.rollout.deployment_record import (
     DeploymentEvent,
     VersionReference,
     append_event,

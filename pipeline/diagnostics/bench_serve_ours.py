@@ -23,13 +23,13 @@ from pipeline.models.decoders.config import DecoderConfig
 from pipeline.models.description import ModelDescription
 from pipeline.models.family import FamilyModel
 from pipeline.models.registry import describe
-from pipeline.serving.batch_request import BatchAnswer, BatchRequest, Row
-from pipeline.serving.engine import Engine
-from pipeline.serving.micro_batcher import MicroBatcher
-from pipeline.serving.replica import Replica
+from pipeline.serving.engine.batch_request import BatchAnswer, BatchRequest, Row
+from pipeline.serving.engine.engine import Engine
+from pipeline.serving.engine.micro_batcher import MicroBatcher
+from pipeline.serving.engine.request import Chunk, FinishReason, Request, Sampling
+from pipeline.serving.engine.tokenizer_file import read_tokenizer
+from pipeline.serving.hosting.replica import Replica
 from pipeline.serving.replica_settings import ReplicaConfig, ReplicaSettings
-from pipeline.serving.request import Chunk, FinishReason, Request, Sampling
-from pipeline.serving.tokenizer_file import read_tokenizer
 from pipeline.stages.parameters import DeployServeParameters
 
 CONTEXT = 1024

@@ -23,20 +23,20 @@ from pipeline.models.config_file import read_config
 from pipeline.models.decoders.config import DecoderConfig
 from pipeline.models.decoders.partition import MeshSize
 from pipeline.models.decoders.readers import READERS, read_decoder
-from pipeline.serving.api_keys import read_key_digests
-from pipeline.serving.cache_budget import SHORTEST_CONTEXT
-from pipeline.serving.deployment_record import (
+from pipeline.serving.accelerator.cache_budget import SHORTEST_CONTEXT
+from pipeline.serving.accelerator.memory import memory_need, why_too_big, why_weights_too_big
+from pipeline.serving.accelerator.mesh_check import check_mesh
+from pipeline.serving.accelerator.replica_environment import replica_environment
+from pipeline.serving.http.api_keys import read_key_digests
+from pipeline.serving.replica_settings import ProcessSettings, ReplicaSettings
+from pipeline.serving.rollout.deployment_record import (
     DeploymentEvent,
     VersionReference,
     append_event,
     operator,
     recorded_settings,
 )
-from pipeline.serving.memory import memory_need, why_too_big, why_weights_too_big
-from pipeline.serving.mesh_check import check_mesh
-from pipeline.serving.ray_serve import Endpoint, ensure_serving
-from pipeline.serving.replica_environment import replica_environment
-from pipeline.serving.replica_settings import ProcessSettings, ReplicaSettings
+from pipeline.serving.rollout.ray_serve import Endpoint, ensure_serving
 from pipeline.stages.deployment import Brought, Watch, bring, process_settings, roll_out_text
 from pipeline.stages.parameters import DeployServeParameters
 from pipeline.stages.protocol import InputArtifact, StageContext, StageResult

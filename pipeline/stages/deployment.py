@@ -13,13 +13,13 @@ from typing import Any
 
 from pipeline.cluster.ray_lock import cluster_lock
 from pipeline.errors import ParameterError
-from pipeline.serving.api_keys import digest_of
-from pipeline.serving.process_identity import process_identity
-from pipeline.serving.ray_rollout import RollOut, RunningApplication, roll_out, running_applications
-from pipeline.serving.ray_serve import Endpoint
-from pipeline.serving.ray_traffic import challenger_application
+from pipeline.serving.accelerator.process_identity import process_identity
+from pipeline.serving.http.api_keys import digest_of
 from pipeline.serving.replica_settings import ProcessSettings, ReplicaConfig, ReplicaSettings
-from pipeline.serving.smoke import SmokeResult, smoke, wait_for_version
+from pipeline.serving.rollout.ray_rollout import RollOut, RunningApplication, roll_out, running_applications
+from pipeline.serving.rollout.ray_serve import Endpoint
+from pipeline.serving.rollout.ray_traffic import challenger_application
+from pipeline.serving.rollout.smoke import SmokeResult, smoke, wait_for_version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

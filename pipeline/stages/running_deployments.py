@@ -13,10 +13,10 @@ from typing import Any
 
 from pipeline.cluster.endpoint import TIMEOUT_SECONDS
 from pipeline.errors import UsageError, nearest_name
-from pipeline.serving.ray_rollout import RollOut, RunningApplication, application_of, running_applications
-from pipeline.serving.ray_serve import CHALLENGER_SUFFIX, Endpoint, listening
 from pipeline.serving.replica_settings import ReplicaSettings
-from pipeline.serving.smoke import SmokeResult
+from pipeline.serving.rollout.ray_rollout import RollOut, RunningApplication, application_of, running_applications
+from pipeline.serving.rollout.ray_serve import CHALLENGER_SUFFIX, Endpoint, listening
+from pipeline.serving.rollout.smoke import SmokeResult
 from pipeline.stages.deployment import Watch, bring, process_settings
 from pipeline.stages.parameters import DeployServeParameters
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.errors import ClusterError, ParameterError
-from pipeline.serving.ray_rollout import running_applications
-from pipeline.serving.ray_serve import Endpoint
+from pipeline.serving.rollout.ray_rollout import running_applications
+from pipeline.serving.rollout.ray_serve import Endpoint
 from pipeline.stages.deployment import Watch
 from pipeline.stages.parameters import DeployServeParameters
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from pipeline.serving.traffic_conditions import CANARY_METRICS, SHADOW_METRICS, parse_conditions
-from pipeline.serving.traffic_judge import Rules
+from pipeline.serving.traffic.traffic_conditions import CANARY_METRICS, SHADOW_METRICS, parse_conditions
+from pipeline.serving.traffic.traffic_judge import Rules
 
 DEFAULT_CONDITIONS: Mapping[str, str] = {"error_rate": "< 1%"}
 

@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 
 from pipeline.artifacts.store import open_store
 from pipeline.errors import ClusterError, GateError
-from pipeline.serving.deployment_record import (
+from pipeline.serving.replica_settings import ProcessSettings, ReplicaSettings, same_executables
+from pipeline.serving.rollout.deployment_record import (
     DeploymentEvent,
     VersionReference,
     append_event,
     operator,
     recorded_settings,
 )
-from pipeline.serving.ray_rollout import running_applications
-from pipeline.serving.ray_serve import Endpoint
-from pipeline.serving.ray_traffic import challenger_application, collect, set_traffic, take_down
-from pipeline.serving.replica_settings import ProcessSettings, ReplicaSettings, same_executables
-from pipeline.serving.traffic_conditions import Evidence, measured
-from pipeline.serving.traffic_judge import Judgement, Verdict, judge
-from pipeline.serving.traffic_settings import Mode, TrafficSettings
+from pipeline.serving.rollout.ray_rollout import running_applications
+from pipeline.serving.rollout.ray_serve import Endpoint
+from pipeline.serving.rollout.ray_traffic import challenger_application, collect, set_traffic, take_down
+from pipeline.serving.traffic.traffic_conditions import Evidence, measured
+from pipeline.serving.traffic.traffic_judge import Judgement, Verdict, judge
+from pipeline.serving.traffic.traffic_settings import Mode, TrafficSettings
 from pipeline.stages.deployment import Watch, bring
 from pipeline.stages.parameters import DeployServeParameters
 from pipeline.stages.protocol import StageContext

@@ -10,7 +10,12 @@ from pipeline.cli import deployments as verbs
 from pipeline.cli.place import find_place
 from pipeline.cli.trackers import default_tracking_uri
 from pipeline.errors import ClusterError, UsageError
-from pipeline.serving.deployment_record import DeploymentEvent, VersionReference, append_event, deployment_events
+from pipeline.serving.rollout.deployment_record import (
+    DeploymentEvent,
+    VersionReference,
+    append_event,
+    deployment_events,
+)
 from pipeline.tracking.mlflow_registry import MlflowRegistry
 
 NOWHERE = {"address": None, "cluster": None, "as_json": False}

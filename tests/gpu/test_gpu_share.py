@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from pipeline.cluster.capacity import planned_capacity
-from pipeline.serving.nvidia import read_device
+from pipeline.serving.accelerator.nvidia import read_device
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,13 +20,13 @@ SHARE = 0.25
 CHILD = """
 import json, os, sys
 from pathlib import Path
-from pipeline.serving.replica_environment import settle
+from pipeline.serving.accelerator.replica_environment import settle
 share = settle()
 import jax, jax.numpy as jnp
 from pipeline.models.registry import describe_config
-from pipeline.serving.bandwidth import bandwidth_of
-from pipeline.serving.device import rebuilds_weight
-from pipeline.serving.device_start import started_on
+from pipeline.serving.accelerator.bandwidth import bandwidth_of
+from pipeline.serving.accelerator.device import rebuilds_weight
+from pipeline.serving.accelerator.device_start import started_on
 config = describe_config(json.loads(sys.argv[1])).parsed
 with started_on(share, who="test", is_first=True):
     device = jax.devices()[0]

@@ -9,12 +9,12 @@ from tiny_llama import CONFIG, LIMITS, VOCABULARY, Warm, make_tokenizer, random_
 
 from pipeline.models.checkpoint import build_model, save_parameters
 from pipeline.models.registry import describe_config
-from pipeline.serving.buckets import Buckets
-from pipeline.serving.engine import Engine
-from pipeline.serving.executor import ModelExecutor
-from pipeline.serving.mesh import ServingMesh
-from pipeline.serving.metrics import Metrics
-from pipeline.serving.vocabulary import Vocabulary
+from pipeline.serving.accelerator.mesh import ServingMesh
+from pipeline.serving.engine.buckets import Buckets
+from pipeline.serving.engine.engine import Engine
+from pipeline.serving.engine.executor import ModelExecutor
+from pipeline.serving.engine.metrics import Metrics
+from pipeline.serving.grammar.vocabulary import Vocabulary
 
 
 @pytest.fixture(scope="session")

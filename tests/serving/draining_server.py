@@ -13,11 +13,11 @@ import uvicorn
 from stepped_engine import SteppedExecutor, stepped_engine
 from tiny_llama import VOCABULARY, make_tokenizer
 
-from pipeline.serving.http import make_surface
-from pipeline.serving.http_routes import make_application
-from pipeline.serving.model_registry import ModelRegistry
-from pipeline.serving.sampling_fields import ServedModel
-from pipeline.serving.vocabulary import Vocabulary
+from pipeline.serving.grammar.vocabulary import Vocabulary
+from pipeline.serving.http.http import make_surface
+from pipeline.serving.http.http_routes import make_application
+from pipeline.serving.http.model_registry import ModelRegistry
+from pipeline.serving.http.sampling_fields import ServedModel
 
 STEP_SECONDS = 0.01
 

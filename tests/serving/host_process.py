@@ -13,9 +13,9 @@ from pathlib import Path
 from mesh_replica_trial import settings_of
 from starlette.testclient import TestClient
 
-from pipeline.serving.follower import follow
-from pipeline.serving.multi_host import HostPlan, Leader
-from pipeline.serving.replica import Replica
+from pipeline.serving.accelerator.multi_host import HostPlan, Leader
+from pipeline.serving.hosting.follower import follow
+from pipeline.serving.hosting.replica import Replica
 
 
 def say(value):

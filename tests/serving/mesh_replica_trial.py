@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from tiny_llama import CONFIG, make_tokenizer, random_leaves
 
 from pipeline.models.checkpoint import save_parameters
-from pipeline.serving.replica import Replica
+from pipeline.serving.hosting.replica import Replica
 from pipeline.serving.replica_settings import ReplicaConfig, ReplicaSettings
 
 PROMPTS = ["def main():", "return the other", "in it", "the thing"]

@@ -13,13 +13,13 @@ from flax import nnx
 from pipeline.models.checkpoint import abstract_leaves, build_model, load_model, model_leaves, save_parameters
 from pipeline.models.decoders.layout import widen
 from pipeline.models.registry import describe_config
-from pipeline.serving.buckets import Buckets
-from pipeline.serving.executor import ModelExecutor
-from pipeline.serving.mesh import ServingMesh
-from pipeline.serving.request import Sampling
-from pipeline.serving.scheduler import Decode, DecodeRow, Limits, Prefill
-from pipeline.serving.step_arguments import prefill_arguments
-from pipeline.serving.token_rules import TokenRules
+from pipeline.serving.accelerator.mesh import ServingMesh
+from pipeline.serving.engine.buckets import Buckets
+from pipeline.serving.engine.executor import ModelExecutor
+from pipeline.serving.engine.request import Sampling
+from pipeline.serving.engine.scheduler import Decode, DecodeRow, Limits, Prefill
+from pipeline.serving.engine.step_arguments import prefill_arguments
+from pipeline.serving.engine.token_rules import TokenRules
 
 CONTEXT, CHUNK, SLOTS = 32, 8, 3
 LIMITS = Limits(slots=SLOTS, context=CONTEXT, chunk_tokens=CHUNK, decode_steps=4)

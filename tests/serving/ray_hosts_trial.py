@@ -16,9 +16,9 @@ import ray
 from mesh_replica_trial import PROMPTS, settings_of, written
 from ray.cluster_utils import Cluster
 
-from pipeline.serving.ray_serve import deploy, ensure_serving, wait_until_running
-from pipeline.serving.replica_environment import replica_environment
+from pipeline.serving.accelerator.replica_environment import replica_environment
 from pipeline.serving.replica_settings import ProcessSettings, ReplicaConfig
+from pipeline.serving.rollout.ray_serve import deploy, ensure_serving, wait_until_running
 
 READY_SECONDS = 150
 FOLLOWER = "ray::FollowerHost"

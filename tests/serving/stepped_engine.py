@@ -5,11 +5,11 @@ import time
 
 from tiny_llama import WAIT_SECONDS
 
-from pipeline.serving.buckets import Buckets
-from pipeline.serving.engine import Engine
-from pipeline.serving.metrics import Metrics
-from pipeline.serving.scheduler import Limits
-from pipeline.serving.token_rules import Chosen
+from pipeline.serving.engine.buckets import Buckets
+from pipeline.serving.engine.engine import Engine
+from pipeline.serving.engine.metrics import Metrics
+from pipeline.serving.engine.scheduler import Limits
+from pipeline.serving.engine.token_rules import Chosen
 
 TOKEN = 65
 STEPPED_LIMITS = Limits(slots=4, context=160, chunk_tokens=32, decode_steps=1, max_waiting=400)

@@ -11,10 +11,10 @@ import pytest
 from text_lengths import served_lengths
 
 from pipeline.errors import ParameterError
-from pipeline.serving.access import Access, access_of
-from pipeline.serving.api_keys import bearer_digest, digest_of, is_among, read_key_digests
-from pipeline.serving.http import make_app
-from pipeline.serving.rate_limits import RateLimits, Rates
+from pipeline.serving.http.access import Access, access_of
+from pipeline.serving.http.api_keys import bearer_digest, digest_of, is_among, read_key_digests
+from pipeline.serving.http.http import make_app
+from pipeline.serving.http.rate_limits import RateLimits, Rates
 from pipeline.serving.replica_settings import ReplicaConfig, ReplicaSettings, same_executables
 
 KEY, OTHER = "the-first-key-0123456789", "the-other-key-0123456789"

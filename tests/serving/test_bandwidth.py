@@ -6,8 +6,8 @@ import jax
 import pytest
 
 from pipeline.errors import ParameterError
-from pipeline.serving import bandwidth
-from pipeline.serving.bandwidth import bandwidth_of, check_speed, speed_of
+from pipeline.serving.accelerator import bandwidth
+from pipeline.serving.accelerator.bandwidth import bandwidth_of, check_speed, speed_of
 
 GB = 10**9
 

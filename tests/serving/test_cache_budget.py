@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ParameterError
-from pipeline.serving.cache_budget import CONTEXT_GRAIN, SHORTEST_CONTEXT, Budget, Wish, fit_cache
+from pipeline.serving.accelerator.cache_budget import CONTEXT_GRAIN, SHORTEST_CONTEXT, Budget, Wish, fit_cache
 
 GIB, MIB = 2**30, 2**20
 PER_TOKEN = 2 * 30 * 3 * 64 * 2

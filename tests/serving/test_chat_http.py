@@ -6,9 +6,9 @@ import json
 import httpx
 import pytest
 
-from pipeline.serving.chat_template import ChatTemplate
-from pipeline.serving.http import make_app, make_surface
-from pipeline.serving.sampling_fields import ServedModel
+from pipeline.serving.http.chat_template import ChatTemplate
+from pipeline.serving.http.http import make_app, make_surface
+from pipeline.serving.http.sampling_fields import ServedModel
 
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'system' and not loop.first %}"

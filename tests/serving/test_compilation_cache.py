@@ -13,19 +13,19 @@ import jax
 import pytest
 
 from pipeline.errors import ParameterError
-from pipeline.serving import compilation_entries as files
-from pipeline.serving.compilation_cache import CompileCounts, cache_identity, said
+from pipeline.serving.accelerator import compilation_entries as files
+from pipeline.serving.accelerator.compilation_cache import CompileCounts, cache_identity, said
 
 SCRIPT = """
 import json, logging, sys
 logging.basicConfig(level=logging.WARNING)
 from pathlib import Path
 import jax, numpy as np
-from pipeline.serving import compilation_probe
-from pipeline.serving.compilation_cache import compilation_cache
+from pipeline.serving.accelerator import compilation_probe
+from pipeline.serving.accelerator.compilation_cache import compilation_cache
 root, max_bytes, sizes, damaged = json.loads(sys.argv[1])
 if damaged:  # behind the sweep's back, as a disk does it
-    import pipeline.serving.compilation_entries as files
+    import pipeline.serving.accelerator.compilation_entries as files
     files.sweep = lambda directory: []
 with compilation_cache(Path(root), device=jax.local_devices()[0], max_bytes=max_bytes) as cache:
     numbers = [float(jax.jit(lambda x: (x @ x.T).sum() * n)(np.ones((n, n + 1), np.float32))) for n in sizes]

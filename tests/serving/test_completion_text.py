@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_llama import VOCABULARY
 
-from pipeline.serving.completion_text import Completion
-from pipeline.serving.metrics import Metrics
-from pipeline.serving.request import FinishReason, Request, Sampling
-from pipeline.serving.scheduler import Progress
-from pipeline.serving.token_rules import Ranks
+from pipeline.serving.engine.completion_text import Completion
+from pipeline.serving.engine.metrics import Metrics
+from pipeline.serving.engine.request import FinishReason, Request, Sampling
+from pipeline.serving.engine.scheduler import Progress
+from pipeline.serving.engine.token_rules import Ranks
 
 END = 0
 TEXTS = st.lists(st.integers(1, 285), min_size=1, max_size=30)  # 285 is the tokenizer's last token

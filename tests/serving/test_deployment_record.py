@@ -6,7 +6,8 @@ import pytest
 
 from pipeline.artifacts.store import open_store
 from pipeline.errors import StoreError
-from pipeline.serving.deployment_record import (
+from pipeline.serving.replica_settings import ReplicaSettings, read_settings
+from pipeline.serving.rollout.deployment_record import (
     DeploymentEvent,
     VersionReference,
     append_event,
@@ -17,7 +18,6 @@ from pipeline.serving.deployment_record import (
     recorded_settings,
     version_before,
 )
-from pipeline.serving.replica_settings import ReplicaSettings, read_settings
 
 
 def event_of(number, digest, *, when, action="deploy", source=None, name="tiny"):

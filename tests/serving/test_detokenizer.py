@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.serving.detokenizer import REPLACEMENT, Detokenizer, StopStrings
+from pipeline.serving.engine.detokenizer import REPLACEMENT, Detokenizer, StopStrings
 
 TEXTS = ["def main():\n    return 1", "naïve café — 東京 🙂🙂 👩‍👩‍👧 \u0000 end", "\u00a0\u2028x", "🙂", ""]
 

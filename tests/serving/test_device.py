@@ -10,8 +10,8 @@ from pipeline.errors import ParameterError
 from pipeline.models.decoders.model import fuse_projections
 from pipeline.models.decoders.quantized import quantize_projections
 from pipeline.models.registry import describe_config
-from pipeline.serving.device import allocator_room, choose_dtype, choose_placement, rebuilds_weight
-from pipeline.serving.weight_bytes import step_bytes, weights_bytes
+from pipeline.serving.accelerator.device import allocator_room, choose_dtype, choose_placement, rebuilds_weight
+from pipeline.serving.accelerator.weight_bytes import step_bytes, weights_bytes
 
 CONFIG = {
     "model_type": "qwen2",

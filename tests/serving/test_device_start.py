@@ -6,11 +6,11 @@ import tempfile
 import jax
 import pytest
 
-from pipeline.serving import device_start
-from pipeline.serving.device_reserve import known_reserve
-from pipeline.serving.device_start import started_on
-from pipeline.serving.nvidia import DeviceReading
-from pipeline.serving.replica_environment import NO_SHARE, ProcessShare
+from pipeline.serving.accelerator import device_start
+from pipeline.serving.accelerator.device_reserve import known_reserve
+from pipeline.serving.accelerator.device_start import started_on
+from pipeline.serving.accelerator.nvidia import DeviceReading
+from pipeline.serving.accelerator.replica_environment import NO_SHARE, ProcessShare
 
 GIB, MIB = 2**30, 2**20
 

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from pipeline.errors import ArtifactError, ParameterError
 from pipeline.models.checkpoint import abstract_leaves, load_model, save_parameters
 from pipeline.models.registry import describe, describe_config
-from pipeline.serving.pooling import Pooling
-from pipeline.serving.replica import Replica
+from pipeline.serving.engine.pooling import Pooling
+from pipeline.serving.hosting.replica import Replica
 from pipeline.serving.replica_settings import ReplicaSettings
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *(f"w{index}" for index in range(97))]

@@ -9,11 +9,11 @@ import pytest
 from flax import nnx
 from tiny_llama import LIMITS, WAIT_SECONDS, Reader, eventually, greedy, prompt_of
 
-from pipeline.serving.engine import Engine
-from pipeline.serving.engine_thread import EngineUnavailable
-from pipeline.serving.metrics import Metrics
-from pipeline.serving.request import FinishReason, Request, Sampling
-from pipeline.serving.token_rules import Chosen
+from pipeline.serving.engine.engine import Engine
+from pipeline.serving.engine.engine_thread import EngineUnavailable
+from pipeline.serving.engine.metrics import Metrics
+from pipeline.serving.engine.request import FinishReason, Request, Sampling
+from pipeline.serving.engine.token_rules import Chosen
 
 
 def request(name, prompt, num, **how):

@@ -11,13 +11,13 @@ from test_structured_matcher import SCHEMAS, compiled
 from test_token_choice import by_hand
 from tiny_llama import LIMITS, Reader, eventually, greedy, last_logits, prompt_of
 
-from pipeline.serving.buckets import Buckets
-from pipeline.serving.engine import Engine
-from pipeline.serving.executor import ModelExecutor
-from pipeline.serving.mesh import ServingMesh
-from pipeline.serving.metrics import Metrics
-from pipeline.serving.request import FinishReason, GrammarError, Request, Sampling
-from pipeline.serving.scheduler import Limits
+from pipeline.serving.accelerator.mesh import ServingMesh
+from pipeline.serving.engine.buckets import Buckets
+from pipeline.serving.engine.engine import Engine
+from pipeline.serving.engine.executor import ModelExecutor
+from pipeline.serving.engine.metrics import Metrics
+from pipeline.serving.engine.request import FinishReason, GrammarError, Request, Sampling
+from pipeline.serving.engine.scheduler import Limits
 
 # Logits of the cached pass against the pass without a cache, float32; 2e-6 measured.
 LOGPROB_TOLERANCE = 2e-5

@@ -11,15 +11,15 @@ from tiny_llama import LIMITS, Reader, prompt_of
 
 from pipeline.diagnostics.bench_serve_material import Material
 from pipeline.models.checkpoint import load_model
-from pipeline.serving.buckets import Buckets
-from pipeline.serving.engine import Engine
-from pipeline.serving.executor import ModelExecutor
-from pipeline.serving.mesh import ServingMesh
-from pipeline.serving.metrics import Metrics
-from pipeline.serving.request import Request, Sampling
-from pipeline.serving.scheduler import Limits
-from pipeline.serving.tokenizer_file import read_tokenizer
-from pipeline.serving.vocabulary import Vocabulary
+from pipeline.serving.accelerator.mesh import ServingMesh
+from pipeline.serving.engine.buckets import Buckets
+from pipeline.serving.engine.engine import Engine
+from pipeline.serving.engine.executor import ModelExecutor
+from pipeline.serving.engine.metrics import Metrics
+from pipeline.serving.engine.request import Request, Sampling
+from pipeline.serving.engine.scheduler import Limits
+from pipeline.serving.engine.tokenizer_file import read_tokenizer
+from pipeline.serving.grammar.vocabulary import Vocabulary
 
 DETERMINISTIC = Limits(
     slots=8, context=160, chunk_tokens=32, decode_steps=4, prefix_granularity=16, is_deterministic=True, max_logprobs=5

@@ -7,12 +7,12 @@ from flax import nnx
 
 from pipeline.models.decoders.model import Decoder
 from pipeline.models.decoders.readers import read_decoder
-from pipeline.serving.buckets import Buckets
-from pipeline.serving.executor import ModelExecutor
-from pipeline.serving.mesh import ServingMesh
-from pipeline.serving.request import Sampling
-from pipeline.serving.scheduler import Decode, DecodeRow, Limits, Prefill
-from pipeline.serving.token_rules import TokenRules
+from pipeline.serving.accelerator.mesh import ServingMesh
+from pipeline.serving.engine.buckets import Buckets
+from pipeline.serving.engine.executor import ModelExecutor
+from pipeline.serving.engine.request import Sampling
+from pipeline.serving.engine.scheduler import Decode, DecodeRow, Limits, Prefill
+from pipeline.serving.engine.token_rules import TokenRules
 
 SIZES = {
     "vocab_size": 101,

@@ -6,13 +6,13 @@ import threading
 import pytest
 from tiny_llama import LIMITS, WAIT_SECONDS
 
-from pipeline.serving.buckets import Buckets
-from pipeline.serving.engine import Engine
-from pipeline.serving.engine_group import EngineGroup, shared_metrics
-from pipeline.serving.engine_thread import EngineUnavailable
-from pipeline.serving.metrics import Metrics
-from pipeline.serving.request import FinishReason, Request, Sampling
-from pipeline.serving.token_rules import Chosen
+from pipeline.serving.engine.buckets import Buckets
+from pipeline.serving.engine.engine import Engine
+from pipeline.serving.engine.engine_group import EngineGroup, shared_metrics
+from pipeline.serving.engine.engine_thread import EngineUnavailable
+from pipeline.serving.engine.metrics import Metrics
+from pipeline.serving.engine.request import FinishReason, Request, Sampling
+from pipeline.serving.engine.token_rules import Chosen
 
 TOKEN = 65
 BUCKETS = Buckets.for_limits(slots=LIMITS.slots, context=LIMITS.context, chunk_tokens=LIMITS.chunk_tokens)

@@ -4,7 +4,7 @@ import jax
 import pytest
 from tiny_llama import LIMITS, Reader, eventually, greedy, prompt_of
 
-from pipeline.serving.request import Request, Sampling
+from pipeline.serving.engine.request import Request, Sampling
 
 GRANULARITY = LIMITS.prefix_granularity
 

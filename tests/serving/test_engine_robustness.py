@@ -9,13 +9,13 @@ import psutil
 import pytest
 from tiny_llama import LIMITS, Reader, eventually, greedy, prompt_of
 
-from pipeline.serving.buckets import Buckets
-from pipeline.serving.engine import Engine
-from pipeline.serving.engine_thread import EngineUnavailable
-from pipeline.serving.metrics import Metrics
-from pipeline.serving.request import FinishReason, Request, Sampling
-from pipeline.serving.scheduler import Limits
-from pipeline.serving.token_rules import Chosen
+from pipeline.serving.engine.buckets import Buckets
+from pipeline.serving.engine.engine import Engine
+from pipeline.serving.engine.engine_thread import EngineUnavailable
+from pipeline.serving.engine.metrics import Metrics
+from pipeline.serving.engine.request import FinishReason, Request, Sampling
+from pipeline.serving.engine.scheduler import Limits
+from pipeline.serving.engine.token_rules import Chosen
 
 NUM_ABORTED = 1000
 NUM_SOAKED = 20_000
@@ -142,7 +142,7 @@ def test_a_failing_device_answers_everybody_says_so_and_takes_nothing_new(start,
 
 
 def test_parameters_that_a_stalled_engine_does_not_take_are_refused_and_never_applied(start, monkeypatch):
-    monkeypatch.setattr("pipeline.serving.engine.STALL_SECONDS", 0.1)
+    monkeypatch.setattr("pipeline.serving.engine.engine.STALL_SECONDS", 0.1)
     goes_on = threading.Event()
     device = Device(LIMITS, before_decode=lambda step: goes_on.wait(timeout=60))
     device.exchange = lambda placed: pytest.fail("applied")

@@ -10,8 +10,8 @@ from tiny_llama import CONFIG, LIMITS, Reader, eventually, greedy, prompt_of, ra
 from pipeline.errors import ParameterError
 from pipeline.models.checkpoint import build_model
 from pipeline.models.registry import describe_config
-from pipeline.serving.engine_thread import EngineUnavailable
-from pipeline.serving.request import FinishReason, Request, Sampling
+from pipeline.serving.engine.engine_thread import EngineUnavailable
+from pipeline.serving.engine.request import FinishReason, Request, Sampling
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from text_lengths import Characters, served_lengths
 
-from pipeline.serving import chat_request, completion_request
-from pipeline.serving.chat_template import ChatTemplate
-from pipeline.serving.http import make_app, make_surface
+from pipeline.serving.http import chat_request, completion_request
+from pipeline.serving.http.chat_template import ChatTemplate
+from pipeline.serving.http.http import make_app, make_surface
+from pipeline.serving.http.sampling_fields import IGNORED, ServedModel
 from pipeline.serving.json_body import Rejected
-from pipeline.serving.sampling_fields import IGNORED, ServedModel
 
 MODEL = ServedModel(name="tiny", context=160, num_tokens=320, stop_ids=(0,), max_logprobs=5)
 TEMPLATE = ChatTemplate.of(

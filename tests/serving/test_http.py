@@ -6,9 +6,9 @@ import json
 import httpx
 import pytest
 
-from pipeline.serving.access import MAX_REQUEST_BYTES
-from pipeline.serving.http import make_app, make_surface
-from pipeline.serving.sampling_fields import ServedModel
+from pipeline.serving.http.access import MAX_REQUEST_BYTES
+from pipeline.serving.http.http import make_app, make_surface
+from pipeline.serving.http.sampling_fields import ServedModel
 
 GREEDY = {"model": "tiny", "prompt": "def main", "max_tokens": 12, "temperature": 0}
 

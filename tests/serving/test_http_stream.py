@@ -11,9 +11,9 @@ from loopback import listening
 from stepped_engine import STEPPED_LIMITS, SteppedExecutor, stepped_engine
 from tiny_llama import WAIT_SECONDS
 
-from pipeline.serving.chat_template import ChatTemplate
-from pipeline.serving.http import make_app, make_surface
-from pipeline.serving.sampling_fields import ServedModel
+from pipeline.serving.http.chat_template import ChatTemplate
+from pipeline.serving.http.http import make_app, make_surface
+from pipeline.serving.http.sampling_fields import ServedModel
 
 TEMPLATE = ChatTemplate.of({"default": "{{ messages[0].content }}"}, special_tokens={}, where="test")
 BODIES = {

@@ -7,8 +7,8 @@ from pipeline.errors import ParameterError
 from pipeline.models.registry import describe_config
 from pipeline.models.traced.description import TracedModel
 from pipeline.models.traced.program import Graph, Input, Program
-from pipeline.serving.forward_executor import InputForm, batch_sizes, length_sizes
-from pipeline.serving.input_forms import row_forms
+from pipeline.serving.engine.forward_executor import InputForm, batch_sizes, length_sizes
+from pipeline.serving.http.input_forms import row_forms
 
 VIT = {
     "model_type": "vit",

@@ -10,13 +10,13 @@ import pytest
 from pipeline.errors import ArtifactError, ParameterError, PipelineError
 from pipeline.models.checkpoint import model_leaves
 from pipeline.models.registry import describe
-from pipeline.serving import loading_plan
-from pipeline.serving.buckets import Buckets
-from pipeline.serving.host_memory import available_bytes
-from pipeline.serving.loading_plan import limits_of, memory_limit, plan_loading
+from pipeline.serving.accelerator.host_memory import available_bytes
+from pipeline.serving.engine.buckets import Buckets
+from pipeline.serving.engine.temporaries import largest_temporaries
+from pipeline.serving.engine.tokenizer_file import read_tokenizer
+from pipeline.serving.hosting import loading_plan
+from pipeline.serving.hosting.loading_plan import limits_of, memory_limit, plan_loading
 from pipeline.serving.replica_settings import ReplicaSettings
-from pipeline.serving.temporaries import largest_temporaries
-from pipeline.serving.tokenizer_file import read_tokenizer
 
 MIB, GIB = 2**20, 2**30
 

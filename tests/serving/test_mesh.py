@@ -16,7 +16,7 @@ from pipeline.errors import ParameterError
 from pipeline.models.checkpoint import build_model
 from pipeline.models.decoders.partition import MeshSize
 from pipeline.models.registry import describe_config
-from pipeline.serving.mesh import ServingMesh
+from pipeline.serving.accelerator.mesh import ServingMesh
 
 HERE = Path(__file__).parent
 LOGIT_TOLERANCE = 1e-5

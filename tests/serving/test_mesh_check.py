@@ -5,7 +5,7 @@ import pytest
 from pipeline.errors import ParameterError
 from pipeline.models.decoders.partition import MeshSize
 from pipeline.models.decoders.readers import read_decoder
-from pipeline.serving.mesh_check import check_mesh
+from pipeline.serving.accelerator.mesh_check import check_mesh
 
 LLAMA = read_decoder(
     {

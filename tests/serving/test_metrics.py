@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pipeline.serving.metrics import COUNTERS, GAUGES, HISTOGRAMS, Metrics, render
+from pipeline.serving.engine.metrics import COUNTERS, GAUGES, HISTOGRAMS, Metrics, render
 
 DASHBOARDS = (
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total"),

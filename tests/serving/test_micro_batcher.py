@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pipeline.serving.batch_client import ask
-from pipeline.serving.batch_request import BatchAnswer, BatchRequest, Row
-from pipeline.serving.engine_thread import EngineUnavailable
-from pipeline.serving.metrics import Metrics
-from pipeline.serving.micro_batcher import MAX_FAILURES_IN_A_ROW, BatchLimits, MicroBatcher
+from pipeline.serving.engine.batch_client import ask
+from pipeline.serving.engine.batch_request import BatchAnswer, BatchRequest, Row
+from pipeline.serving.engine.engine_thread import EngineUnavailable
+from pipeline.serving.engine.metrics import Metrics
+from pipeline.serving.engine.micro_batcher import MAX_FAILURES_IN_A_ROW, BatchLimits, MicroBatcher
 
 WAIT_SECONDS = 10.0
 

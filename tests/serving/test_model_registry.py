@@ -6,8 +6,8 @@ import httpx
 import pytest
 from text_lengths import Characters, served_lengths
 
-from pipeline.serving.http_routes import make_application
-from pipeline.serving.model_registry import EMBEDDINGS, PREDICT, ModelRegistry
+from pipeline.serving.http.http_routes import make_application
+from pipeline.serving.http.model_registry import EMBEDDINGS, PREDICT, ModelRegistry
 
 
 def ask(registry, *requests):

@@ -16,7 +16,7 @@ from mesh_replica_trial import PROMPTS, written
 from tiny_llama import greedy_texts
 
 from pipeline.errors import ClusterError
-from pipeline.serving.multi_host import Follower, Leader
+from pipeline.serving.accelerator.multi_host import Follower, Leader
 
 HERE = Path(__file__).parent
 START_SECONDS = 240
@@ -110,7 +110,7 @@ class Calls:
 
 def met(leader, monkeypatch):
     """A leader and a follower in this process, without jax's part."""
-    monkeypatch.setattr("pipeline.serving.multi_host.join", lambda plan: None)
+    monkeypatch.setattr("pipeline.serving.accelerator.multi_host.join", lambda plan: None)
     found = {}
     thread = threading.Thread(target=lambda: found.update(follower=Follower(leader.plan(1))))
     thread.start()
@@ -167,7 +167,7 @@ def test_a_follower_without_a_leader_ends(monkeypatch):
 
 def test_a_stranger_without_the_key_is_turned_away(monkeypatch):
     leader = Leader(address="127.0.0.1", num_hosts=2)
-    monkeypatch.setattr("pipeline.serving.multi_host.join", lambda plan: None)
+    monkeypatch.setattr("pipeline.serving.accelerator.multi_host.join", lambda plan: None)
     plan = leader.plan(1)
     stranger = type(plan)(
         coordinator=plan.coordinator, control=plan.control, num_hosts=2, rank=1, key=b"not the key of this replica"

@@ -9,14 +9,14 @@ import pytest
 from loopback import listening
 from text_lengths import served_lengths
 
-from pipeline.serving.access import Access
-from pipeline.serving.api_keys import digest_of
-from pipeline.serving.chat_template import ChatTemplate
-from pipeline.serving.http import make_app, make_surface
-from pipeline.serving.rate_limits import RateLimits, Rates
-from pipeline.serving.sampling_fields import ServedModel
-from pipeline.serving.smoke import smoke
-from pipeline.serving.structured_grammar import GrammarCompiler
+from pipeline.serving.grammar.structured_grammar import GrammarCompiler
+from pipeline.serving.http.access import Access
+from pipeline.serving.http.api_keys import digest_of
+from pipeline.serving.http.chat_template import ChatTemplate
+from pipeline.serving.http.http import make_app, make_surface
+from pipeline.serving.http.rate_limits import RateLimits, Rates
+from pipeline.serving.http.sampling_fields import ServedModel
+from pipeline.serving.rollout.smoke import smoke
 
 KEY = "key-of-the-test-0123456789"
 TEMPLATE = (

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.serving.forward_executor import batch_sizes, length_sizes
-from pipeline.serving.passes import Pass, PassShapes
+from pipeline.serving.engine.forward_executor import batch_sizes, length_sizes
+from pipeline.serving.engine.passes import Pass, PassShapes
 
 SPLITTING = PassShapes(batches=(1, 4, 16, 32), lengths=(16, 32, 48, 64, 96, 128), most_tokens=1024)
 WHOLE = PassShapes(batches=(1, 4, 16, 32), lengths=(16, 32, 64, 128))

@@ -15,14 +15,14 @@ from flax import nnx
 from httpx import ASGITransport
 
 from pipeline.errors import ParameterError
-from pipeline.serving.forward_executor import ForwardExecutor, ForwardShapes, InputForm, batch_sizes
-from pipeline.serving.http import make_app
+from pipeline.serving.engine.forward_executor import ForwardExecutor, ForwardShapes, InputForm, batch_sizes
+from pipeline.serving.engine.metrics import Metrics
+from pipeline.serving.engine.micro_batcher import BatchLimits, MicroBatcher
+from pipeline.serving.engine.passes import PassShapes
+from pipeline.serving.http.http import make_app
+from pipeline.serving.http.predict_http import PredictSurface
+from pipeline.serving.http.predict_request import PredictModel, parse_prediction
 from pipeline.serving.json_body import Rejected
-from pipeline.serving.metrics import Metrics
-from pipeline.serving.micro_batcher import BatchLimits, MicroBatcher
-from pipeline.serving.passes import PassShapes
-from pipeline.serving.predict_http import PredictSurface
-from pipeline.serving.predict_request import PredictModel, parse_prediction
 
 FORMS = {"pixels": InputForm(shape=(2, 3), dtype="float32"), "kind": InputForm(shape=(), dtype="int64")}
 TOLERANCE = 1e-6

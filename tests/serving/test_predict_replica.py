@@ -18,9 +18,9 @@ from pipeline.errors import ParameterError
 from pipeline.models.checkpoint import load_model
 from pipeline.models.description import ModelKind
 from pipeline.models.module_file import InputSpec, ModuleFile
-from pipeline.serving.replica import Replica, serve
+from pipeline.serving.hosting.replica import Replica, serve
+from pipeline.serving.hosting.served_model import LoadedModel
 from pipeline.serving.replica_settings import ReplicaSettings
-from pipeline.serving.served_model import LoadedModel
 
 SOURCE = """
 from torch import nn

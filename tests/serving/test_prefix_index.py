@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.serving.prefix_index import Prefix, PrefixIndex
+from pipeline.serving.engine.prefix_index import Prefix, PrefixIndex
 
 GRANULARITY = 4
 

@@ -9,12 +9,12 @@ from pipeline.errors import ParameterError
 from pipeline.models.checkpoint import abstract_leaves, build_model
 from pipeline.models.decoders.quantized import quantize_projections
 from pipeline.models.registry import describe_config
-from pipeline.serving.buckets import Buckets
-from pipeline.serving.executor import ModelExecutor
-from pipeline.serving.mesh import ServingMesh
-from pipeline.serving.request import Sampling
-from pipeline.serving.scheduler import Decode, DecodeRow, Limits, Prefill
-from pipeline.serving.token_rules import TokenRules
+from pipeline.serving.accelerator.mesh import ServingMesh
+from pipeline.serving.engine.buckets import Buckets
+from pipeline.serving.engine.executor import ModelExecutor
+from pipeline.serving.engine.request import Sampling
+from pipeline.serving.engine.scheduler import Decode, DecodeRow, Limits, Prefill
+from pipeline.serving.engine.token_rules import TokenRules
 
 DESCRIPTION = describe_config(
     {

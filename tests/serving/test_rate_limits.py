@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.serving.rate_limits import FORGET_AFTER, RateLimited, RateLimits, Rates
+from pipeline.serving.http.rate_limits import FORGET_AFTER, RateLimited, RateLimits, Rates
 
 
 class Clock:

@@ -11,9 +11,9 @@ import pytest
 
 from pipeline.cluster.ledger import Claim
 from pipeline.errors import ParameterError
-from pipeline.serving import ray_claims
-from pipeline.serving.ray_claims import check_room
 from pipeline.serving.replica_settings import ProcessSettings
+from pipeline.serving.rollout import ray_claims
+from pipeline.serving.rollout.ray_claims import check_room
 
 
 def process(gpus, replicas=1):
@@ -74,7 +74,7 @@ def gpu_node(ray_cluster):
 @pytest.mark.ray
 @pytest.mark.slow
 def test_two_halves_of_a_logical_gpu_serve_and_a_third_is_refused(gpu_node, tmp_path, model_directory):
-    from pipeline.serving.ray_serve import delete
+    from pipeline.serving.rollout.ray_serve import delete
     from pipeline.stages.deploy_serve import run
     from pipeline.stages.parameters import DeployServeParameters
     from pipeline.stages.protocol import InputArtifact, Resources, StageContext

@@ -10,8 +10,8 @@ import pytest
 from mesh_replica_trial import PROMPTS
 from tiny_llama import greedy_texts
 
-from pipeline.serving.ray_hosts import led_hosts, spread_options
-from pipeline.serving.replica_environment import NUM_HOSTS
+from pipeline.serving.accelerator.replica_environment import NUM_HOSTS
+from pipeline.serving.rollout.ray_hosts import led_hosts, spread_options
 
 HERE = Path(__file__).parent
 

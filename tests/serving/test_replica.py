@@ -11,12 +11,12 @@ from tokenizers import Tokenizer
 
 from pipeline.errors import ArtifactError, ClusterError, ParameterError, StageError
 from pipeline.models.decoders.readers import read_decoder
-from pipeline.serving.device import choose_placement
-from pipeline.serving.memory import memory_need, why_too_big
-from pipeline.serving.ray_serve import own_error, replica_error
+from pipeline.serving.accelerator.device import choose_placement
+from pipeline.serving.accelerator.memory import memory_need, why_too_big
+from pipeline.serving.engine.tokenizer_file import read_tokenizer
+from pipeline.serving.hosting.stop_tokens import stop_ids_of
 from pipeline.serving.replica_settings import ReplicaSettings
-from pipeline.serving.stop_tokens import stop_ids_of
-from pipeline.serving.tokenizer_file import read_tokenizer
+from pipeline.serving.rollout.ray_serve import own_error, replica_error
 
 
 def settings_of(path, **given):
@@ -79,7 +79,7 @@ def test_a_replica_serves_from_its_directory_and_a_second_start_hits_the_compile
     script = tmp_path / "start.py"
     script.write_text(
         "import sys, json, time\n"
-        "from pipeline.serving.replica import Replica\n"
+        "from pipeline.serving.hosting.replica import Replica\n"
         "from pipeline.serving.replica_settings import ReplicaSettings\n"
         "replica = Replica.of(ReplicaSettings(**json.loads(sys.argv[1])))\n"
         "print(json.dumps(replica.only.facts))\n"

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ParameterError
-from pipeline.serving.device_reserve import known_reserve, remember_reserve
-from pipeline.serving.replica_environment import replica_environment, settle
+from pipeline.serving.accelerator.device_reserve import known_reserve, remember_reserve
+from pipeline.serving.accelerator.replica_environment import replica_environment, settle
 
 MIB, GIB = 2**20, 2**30
 IMAGE = "jaxlib 1, NVIDIA H200, driver 1"
 CHILD = """
 import json, sys
-from pipeline.serving.replica_environment import settle
+from pipeline.serving.accelerator.replica_environment import settle
 share = settle()
 was_loaded = "jax" in sys.modules
 from jaxlib.xla_client import generate_pjrt_gpu_plugin_options

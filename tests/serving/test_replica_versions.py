@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from pipeline.errors import ArtifactError, ParameterError
 from pipeline.models.checkpoint import save_parameters
-from pipeline.serving.replica import Replica
+from pipeline.serving.hosting.replica import Replica
 from pipeline.serving.replica_settings import ReplicaConfig, ReplicaSettings, read_config
 
 ROLLBACK_SECONDS = 5.0

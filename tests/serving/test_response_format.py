@@ -5,7 +5,7 @@ import json
 import jsonschema
 import pytest
 
-from pipeline.serving.response_format import call_of_one
+from pipeline.serving.grammar.response_format import call_of_one
 
 ADD = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 COLOURS = {"type": "object", "$defs": {"c": {"enum": ["red"]}}, "properties": {"c": {"$ref": "#/$defs/c"}}}

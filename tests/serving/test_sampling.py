@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.serving.sampling import SamplingRows, cut, sample
+from pipeline.serving.engine.sampling import SamplingRows, cut, sample
 
 # 4,000 draws: three standard deviations of a share are at most 0.024.
 SHARE_TOLERANCE = 0.03

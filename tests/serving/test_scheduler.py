@@ -3,9 +3,9 @@
 import random
 from dataclasses import replace
 
-from pipeline.serving.buckets import Buckets, smallest_fit
-from pipeline.serving.request import FinishReason, Request, Sampling
-from pipeline.serving.scheduler import Limits, Scheduler
+from pipeline.serving.engine.buckets import Buckets, smallest_fit
+from pipeline.serving.engine.request import FinishReason, Request, Sampling
+from pipeline.serving.engine.scheduler import Limits, Scheduler
 
 LIMITS = Limits(slots=2, context=512, chunk_tokens=64, decode_steps=4)
 BUCKETS = Buckets.for_limits(slots=2, context=512, chunk_tokens=64, smallest_attention=128)

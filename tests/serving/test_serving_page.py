@@ -8,13 +8,13 @@ import httpx
 import pytest
 from loopback import listening
 
-from pipeline.serving import chat_request, completion_request, embedding_request
-from pipeline.serving.chat_template import ChatTemplate
-from pipeline.serving.http import make_app, make_surface
-from pipeline.serving.metrics import COUNTERS, GAUGES, HISTOGRAMS
-from pipeline.serving.model_registry import WORK_PATHS
-from pipeline.serving.sampling_fields import IGNORED, ServedModel
-from pipeline.serving.structured_grammar import GrammarCompiler
+from pipeline.serving.engine.metrics import COUNTERS, GAUGES, HISTOGRAMS
+from pipeline.serving.grammar.structured_grammar import GrammarCompiler
+from pipeline.serving.http import chat_request, completion_request, embedding_request
+from pipeline.serving.http.chat_template import ChatTemplate
+from pipeline.serving.http.http import make_app, make_surface
+from pipeline.serving.http.model_registry import WORK_PATHS
+from pipeline.serving.http.sampling_fields import IGNORED, ServedModel
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
 URL = "http://127.0.0.1:8000"

@@ -7,12 +7,12 @@ import time
 import pytest
 
 from pipeline.errors import ClusterError
-from pipeline.serving.start_lock import starting_alone
+from pipeline.serving.accelerator.start_lock import starting_alone
 
 STARTER = """
 import sys, time
 from pathlib import Path
-from pipeline.serving.start_lock import starting_alone
+from pipeline.serving.accelerator.start_lock import starting_alone
 with starting_alone("GPU-1", who=sys.argv[1], directory=Path(sys.argv[2]), timeout_seconds=30) as waited:
     with open(Path(sys.argv[2]) / "log", "a") as log:
         log.write(f"{sys.argv[1]} in\\n"); log.flush()

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from pipeline.serving.response_format import Constraint
-from pipeline.serving.structured_grammar import GrammarCompiler
-from pipeline.serving.structured_limits import MAX_CHARACTERS, MAX_DEPTH, why_too_large
-from pipeline.serving.structured_matcher import GrammarFault
-from pipeline.serving.structured_trial import CompilerUnavailable
+from pipeline.serving.grammar.response_format import Constraint
+from pipeline.serving.grammar.structured_grammar import GrammarCompiler
+from pipeline.serving.grammar.structured_limits import MAX_CHARACTERS, MAX_DEPTH, why_too_large
+from pipeline.serving.grammar.structured_matcher import GrammarFault
+from pipeline.serving.grammar.structured_trial import CompilerUnavailable
 
 DEADLINE_SECONDS = 0.7
 # Beside the deadline: a process is ended and another answers; 1.5 s measured on two busy cores.

@@ -8,9 +8,9 @@ import httpx
 import pytest
 from test_structured_grammar import ENDLESS, REFUSED
 
-from pipeline.serving.http import make_app, make_surface
-from pipeline.serving.sampling_fields import ServedModel
-from pipeline.serving.structured_grammar import GrammarCompiler
+from pipeline.serving.grammar.structured_grammar import GrammarCompiler
+from pipeline.serving.http.http import make_app, make_surface
+from pipeline.serving.http.sampling_fields import ServedModel
 
 DEADLINE_SECONDS = 1.0
 # Beside the deadline: starting two processes on two busy cores.

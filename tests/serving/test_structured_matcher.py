@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tiny_llama import VOCABULARY
 
-from pipeline.serving.request import GrammarError
-from pipeline.serving.response_format import Constraint
-from pipeline.serving.structured_matcher import CompiledGrammar, GrammarFault
-from pipeline.serving.vocabulary import Vocabulary
+from pipeline.serving.engine.request import GrammarError
+from pipeline.serving.grammar.response_format import Constraint
+from pipeline.serving.grammar.structured_matcher import CompiledGrammar, GrammarFault
+from pipeline.serving.grammar.vocabulary import Vocabulary
 
 END = 0
 MAX_TOKENS = 6000

@@ -13,17 +13,17 @@ from tiny_llama import Reader
 
 from pipeline.diagnostics.bench_serve_material import Material
 from pipeline.models.checkpoint import load_model
-from pipeline.serving.buckets import Buckets
-from pipeline.serving.engine import Engine
-from pipeline.serving.executor import ModelExecutor
-from pipeline.serving.mesh import ServingMesh
-from pipeline.serving.metrics import Metrics
-from pipeline.serving.request import FinishReason, Request, Sampling
-from pipeline.serving.response_format import Constraint
-from pipeline.serving.scheduler import Limits
-from pipeline.serving.structured_grammar import GrammarCompiler
-from pipeline.serving.tokenizer_file import read_tokenizer
-from pipeline.serving.vocabulary import Vocabulary
+from pipeline.serving.accelerator.mesh import ServingMesh
+from pipeline.serving.engine.buckets import Buckets
+from pipeline.serving.engine.engine import Engine
+from pipeline.serving.engine.executor import ModelExecutor
+from pipeline.serving.engine.metrics import Metrics
+from pipeline.serving.engine.request import FinishReason, Request, Sampling
+from pipeline.serving.engine.scheduler import Limits
+from pipeline.serving.engine.tokenizer_file import read_tokenizer
+from pipeline.serving.grammar.response_format import Constraint
+from pipeline.serving.grammar.structured_grammar import GrammarCompiler
+from pipeline.serving.grammar.vocabulary import Vocabulary
 
 pytestmark = [
     pytest.mark.slow,

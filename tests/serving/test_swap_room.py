@@ -7,18 +7,18 @@ import psutil
 import pytest
 
 from pipeline.errors import ParameterError
-from pipeline.serving import hosted_model
-from pipeline.serving.device import choose_placement
-from pipeline.serving.hosted_model import HostedModel, check_memory, digest_of_surroundings
-from pipeline.serving.loading_plan import plan_loading
-from pipeline.serving.memory import RUNTIME_BYTES
+from pipeline.serving.accelerator.device import choose_placement
+from pipeline.serving.accelerator.memory import RUNTIME_BYTES
+from pipeline.serving.hosting import hosted_model
+from pipeline.serving.hosting.hosted_model import HostedModel, check_memory, digest_of_surroundings
+from pipeline.serving.hosting.loading_plan import plan_loading
+from pipeline.serving.hosting.served_model import ServedModel
 from pipeline.serving.replica_settings import ReplicaSettings
-from pipeline.serving.served_model import ServedModel
 
 
 @pytest.fixture
 def hosted(model_directory, monkeypatch):
-    monkeypatch.setattr("pipeline.serving.loading_plan.bandwidth_of", lambda device, **_: 20e9)
+    monkeypatch.setattr("pipeline.serving.hosting.loading_plan.bandwidth_of", lambda device, **_: 20e9)
     settings = ReplicaSettings(
         name="tiny",
         model_path=str(model_directory),

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.serving.request import Sampling
-from pipeline.serving.step_arguments import choice_arguments
-from pipeline.serving.token_choice import adjust, choose
-from pipeline.serving.token_rules import TokenRules
+from pipeline.serving.engine.request import Sampling
+from pipeline.serving.engine.step_arguments import choice_arguments
+from pipeline.serving.engine.token_choice import adjust, choose
+from pipeline.serving.engine.token_rules import TokenRules
 
 VOCABULARY = 101
 ROOM = 64

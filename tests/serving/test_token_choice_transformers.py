@@ -14,7 +14,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from pipeline.serving.sampling import above_min_p, cut
+from pipeline.serving.engine.sampling import above_min_p, cut
 
 # One float32 operation each; XLA and torch round them alike but for the last bit.
 SCORE_TOLERANCE = 1e-6

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from pipeline.serving.traffic_comparison import Comparison, compare, is_greedy, texts
+from pipeline.serving.traffic.traffic_comparison import Comparison, compare, is_greedy, texts
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 GREEDY = json.dumps({"model": "m", "prompt": "a", "temperature": 0}).encode()

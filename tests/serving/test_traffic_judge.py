@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipeline.serving.traffic_conditions import (
+from pipeline.serving.traffic.traffic_conditions import (
     CANARY_METRICS,
     SHADOW_METRICS,
     ArmCount,
@@ -17,7 +17,7 @@ from pipeline.serving.traffic_conditions import (
     parse_conditions,
     percentile,
 )
-from pipeline.serving.traffic_judge import Rules, Verdict, judge
+from pipeline.serving.traffic.traffic_judge import Rules, Verdict, judge
 
 TIMES = st.lists(st.floats(0.1, 5000, allow_nan=False), max_size=30)
 

@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 from traffic_apps import GREEDY, Answering, Got, ask
 
-from pipeline.serving.traffic_remote import RemoteApp, RemoteFailed
+from pipeline.serving.traffic.traffic_remote import RemoteApp, RemoteFailed
 
 
 @contextlib.asynccontextmanager

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from test_traffic_split import Split
 from traffic_apps import GREEDY, Answering, ask
 
-from pipeline.serving.traffic_conditions import measured
-from pipeline.serving.traffic_window import read_evidence
+from pipeline.serving.traffic.traffic_conditions import measured
+from pipeline.serving.traffic.traffic_window import read_evidence
 
 HANGING_SECONDS = 1.0
 """After which a copy is given up."""

@@ -11,15 +11,15 @@ from starlette.responses import JSONResponse
 from traffic_apps import GREEDY, Answering, ask
 
 from pipeline.errors import ParameterError
-from pipeline.serving.access import Access
-from pipeline.serving.api_keys import digest_of
-from pipeline.serving.http_routes import make_application
-from pipeline.serving.metrics import Metrics
-from pipeline.serving.model_registry import ModelRegistry
-from pipeline.serving.traffic_conditions import measured
-from pipeline.serving.traffic_settings import TrafficSettings, read_traffic
-from pipeline.serving.traffic_split import Traffic, TrafficSplit
-from pipeline.serving.traffic_window import read_evidence
+from pipeline.serving.engine.metrics import Metrics
+from pipeline.serving.http.access import Access
+from pipeline.serving.http.api_keys import digest_of
+from pipeline.serving.http.http_routes import make_application
+from pipeline.serving.http.model_registry import ModelRegistry
+from pipeline.serving.traffic.traffic_conditions import measured
+from pipeline.serving.traffic.traffic_settings import TrafficSettings, read_traffic
+from pipeline.serving.traffic.traffic_split import Traffic, TrafficSplit
+from pipeline.serving.traffic.traffic_window import read_evidence
 
 CANARY = TrafficSettings(
     mode="canary", trial_id="t", model="tiny", challenger_url="http://challenger", percent=100.0, first_byte_seconds=5.0

@@ -4,10 +4,10 @@ import contextlib
 
 import numpy as np
 
-from pipeline.serving.embedding_http import EMBEDDING, EmbeddingSurface
-from pipeline.serving.embedding_request import EmbeddingModel
-from pipeline.serving.metrics import Metrics
-from pipeline.serving.micro_batcher import BatchLimits, MicroBatcher
+from pipeline.serving.engine.metrics import Metrics
+from pipeline.serving.engine.micro_batcher import BatchLimits, MicroBatcher
+from pipeline.serving.http.embedding_http import EMBEDDING, EmbeddingSurface
+from pipeline.serving.http.embedding_request import EmbeddingModel
 
 
 class Lengths:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pipeline.models.checkpoint import abstract_leaves
 from pipeline.models.registry import describe_config
-from pipeline.serving.scheduler import Limits
+from pipeline.serving.engine.scheduler import Limits
 
 WAIT_SECONDS = 60
 VOCABULARY = 320

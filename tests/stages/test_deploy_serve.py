@@ -23,7 +23,7 @@ from pipeline.cluster.endpoint import why_not_live
 from pipeline.errors import ArtifactError, ParameterError, UsageError
 from pipeline.models.checkpoint import abstract_leaves, save_parameters
 from pipeline.models.registry import describe_config
-from pipeline.serving.deployment_record import deployment_events
+from pipeline.serving.rollout.deployment_record import deployment_events
 from pipeline.stages.deploy_serve import run
 from pipeline.stages.parameters import DeployServeParameters
 from pipeline.stages.protocol import InputArtifact, Resources, StageContext
@@ -101,7 +101,7 @@ def serving(facts):
 
 
 def pids_of(application):
-    from pipeline.serving.ray_rollout import running_applications
+    from pipeline.serving.rollout.ray_rollout import running_applications
 
     replicas = running_applications()[application].replicas
     return sorted(replica.pid for replica in replicas if replica.state == "RUNNING")
@@ -174,7 +174,7 @@ def test_a_deployment_changes_versions_and_replicas_while_it_serves_and_outlives
     ray_cluster, tmp_path, monkeypatch, capsys
 ):
     from pipeline.cluster import ray_connection
-    from pipeline.serving.ray_serve import delete
+    from pipeline.serving.rollout.ray_serve import delete
 
     good = write_model(tmp_path / "good")
     context = context_of(tmp_path, good, digest="a" * 64)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.errors import ClusterError
-from pipeline.serving.ray_serve import Endpoint
+from pipeline.serving.rollout.ray_serve import Endpoint
 from pipeline.stages import scaling
 from pipeline.stages.deployment import Watch
 

@@ -26,8 +26,8 @@ def answered(url: str) -> float:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_deployment_that_sleeps_answers_the_request_that_wakes_it(ray_cluster: str, tmp_path: Path) -> None:
-    from pipeline.serving.ray_rollout import running_applications
-    from pipeline.serving.ray_serve import delete
+    from pipeline.serving.rollout.ray_rollout import running_applications
+    from pipeline.serving.rollout.ray_serve import delete
 
     scaling = {
         "min_replicas": 0,

@@ -11,7 +11,7 @@ from test_deploy_serve import context_of, pids_of, write_model
 from pipeline.errors import ParameterError, SpecError
 from pipeline.plan.fingerprint import fingerprint_of
 from pipeline.plan.graph import open_flow
-from pipeline.serving.api_keys import digest_of
+from pipeline.serving.http.api_keys import digest_of
 from pipeline.stages.deploy_serve import key_digests, run
 from pipeline.stages.parameters import DeployServeParameters
 from pipeline.stages.reference import OutputReference
@@ -78,8 +78,8 @@ def test_the_stage_reads_keys_from_the_project_and_keeps_their_digests(tmp_path)
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_deployment_behind_keys_answers_who_has_one_and_holds_none(ray_cluster, tmp_path):
-    from pipeline.serving.ray_rollout import running_applications
-    from pipeline.serving.ray_serve import delete
+    from pipeline.serving.rollout.ray_rollout import running_applications
+    from pipeline.serving.rollout.ray_serve import delete
 
     model = write_model(tmp_path / "model")
     (model / "chat_template.jinja").write_text("{{ messages[0].content }}")

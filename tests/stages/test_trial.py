@@ -9,10 +9,10 @@ from test_deploy_serve import context_of
 
 from pipeline.artifacts.store import open_store
 from pipeline.errors import ArtifactError, ClusterError, GateError
-from pipeline.serving.deployment_record import deployment_events
-from pipeline.serving.ray_serve import Endpoint
 from pipeline.serving.replica_settings import ProcessSettings, ReplicaConfig, ReplicaSettings
-from pipeline.serving.traffic_conditions import ArmCount, CopyCount, Evidence
+from pipeline.serving.rollout.deployment_record import deployment_events
+from pipeline.serving.rollout.ray_serve import Endpoint
+from pipeline.serving.traffic.traffic_conditions import ArmCount, CopyCount, Evidence
 from pipeline.stages import trial
 from pipeline.stages.deployment import Watch
 from pipeline.stages.reporting import BufferedReporter

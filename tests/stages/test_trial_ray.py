@@ -10,7 +10,7 @@ from test_deploy_serve import context_of, write_model
 
 from pipeline.artifacts.store import open_store
 from pipeline.errors import GateError
-from pipeline.serving.deployment_record import deployment_events
+from pipeline.serving.rollout.deployment_record import deployment_events
 from pipeline.stages.deploy_serve import run
 from pipeline.stages.reporting import BufferedReporter
 
@@ -59,8 +59,8 @@ def notes(reporter: BufferedReporter) -> str:
 def test_a_good_challenger_takes_over_and_one_that_disagrees_goes(ray_cluster: str, tmp_path: Path) -> None:
     from ray import serve
 
-    from pipeline.serving.ray_rollout import describe
-    from pipeline.serving.ray_serve import delete
+    from pipeline.serving.rollout.ray_rollout import describe
+    from pipeline.serving.rollout.ray_serve import delete
 
     store = tmp_path / "store"
     environment = {"store": str(store), "state_directory": str(tmp_path / "state")}

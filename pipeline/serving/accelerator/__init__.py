@@ -1,0 +1,1 @@
+"""What a process takes of its accelerator, and how a model is laid out on it."""

@@ -1,0 +1,1 @@
+"""Continuous batching and micro-batching: from a request to tokens or arrays."""

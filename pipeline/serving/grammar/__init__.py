@@ -1,0 +1,1 @@
+"""Structured output: from a schema to masks over tokens."""

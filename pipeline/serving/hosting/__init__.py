@@ -1,0 +1,1 @@
+"""From model directories to models that answer, in one process."""

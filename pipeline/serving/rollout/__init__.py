@@ -1,0 +1,1 @@
+"""Deployments on Ray Serve and the record of their versions."""

@@ -1,0 +1,1 @@
+"""Traffic between a champion and a challenger."""
