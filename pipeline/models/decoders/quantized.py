@@ -100,7 +100,7 @@ def is_quantized(model: nnx.Module) -> bool:
 
 
 def _at_once(x_BI: jax.Array, kernel_IO: jax.Array) -> jax.Array:
-    """One product; XLA:GPU converts the weight on its way into it, which `pipeline.serving.quantization` checks."""
+    """One product; XLA:GPU converts the weight on its way into it, which `device.rebuilds_weight` of serving checks."""
     return jnp.matmul(x_BI, kernel_IO.astype(x_BI.dtype), preferred_element_type=jnp.float32)
 
 
