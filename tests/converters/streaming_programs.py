@@ -35,10 +35,11 @@ MEMORY = (
     + """
 import gc
 import jax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import converters.conversion, converters.exporting
 from pipeline.models.checkpoint import load_model, model_leaves
-from pipeline.models.placement import by_rules
+from pipeline.models.placement import Layout
+from pipeline.models.registry import describe
 
 root = Path(sys.argv[1])
 
@@ -59,15 +60,16 @@ def export(name):
     return converters.exporting.export(root / f"{name}-flax", to=root / f"{name}-back", dtype="bfloat16")
 
 mesh = Mesh(np.array(jax.devices()), ("model",))
-rules = by_rules(mesh, rules=[("kernel$", PartitionSpec(None, "model")), ("embedding$", PartitionSpec("model"))])
+axes = {"kernel": PartitionSpec(None, "model"), "embedding": PartitionSpec("model")}
 wide = []
 
 def place(path, shape):
     wide.extend(a.shape for a in jax.live_arrays() if len(a.sharding.device_set) != len(jax.devices()))
-    return rules(path, shape)
+    return NamedSharding(mesh, axes.get(path.rsplit(".")[-1], PartitionSpec()))
 
 def load(name):
-    return load_model(root / f"{name}-flax", dtype=None, sharding=place)
+    directory = root / f"{name}-flax"
+    return load_model(directory, dtype=None, layout=Layout(description=describe(directory), sharding=place))
 
 make_checkpoint(root / "small", layers=1, hidden=64, intermediate=64, vocabulary=64)
 for act in (convert, export, load):

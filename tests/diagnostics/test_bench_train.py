@@ -27,6 +27,7 @@ def test_a_row_passes_only_by_a_measured_ratio() -> None:
         "ratio": None,
         "bar": 0.95,
         "ok": False,
+        "note": "",
     }
 
 

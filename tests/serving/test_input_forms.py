@@ -94,7 +94,7 @@ def test_images_have_the_configs_size_or_the_usual_one() -> None:
 def test_the_compiled_sizes_hold_every_smaller_one() -> None:
     assert batch_sizes(32) == (1, 4, 16, 32)
     assert batch_sizes(1) == (1,)
-    assert length_sizes(256) == (16, 32, 64, 128, 256)
+    assert length_sizes(256) == (16, 32, 48, 64, 96, 128, 192, 256)
     assert length_sizes(40) == (16, 32, 40)
     assert length_sizes(8) == (8,)
     assert all(np.diff(length_sizes(512)) > 0)

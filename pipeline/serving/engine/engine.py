@@ -180,7 +180,7 @@ class Engine(EngineThread):
 
     @property
     def _num_waiting(self) -> int:
-        return self._scheduler.num_waiting
+        return self._scheduler.num_waiting + len(self._commands)
 
     def _serve(self) -> None:
         while self._wait_for_work():
