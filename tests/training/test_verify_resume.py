@@ -10,10 +10,12 @@ import torch
 from rank_functions import train_recorded
 
 from pipeline.data.packed import PackedDataset
-from pipeline.diagnostics.verify_resume import Experiment, default_kills, verify_resume
-from pipeline.errors import ParameterError
+from pipeline.diagnostics.verify_resume import Experiment, default_kills, train_all, verify_resume
+from pipeline.errors import ClusterError, ParameterError
+from pipeline.training.spawn import free_port
 from pipeline.training.state_difference import state_differences
 from pipeline.training.watched_rows import WatchedRows, digests_of, read_rows
+from pipeline.training.worker import WorkerContext
 
 
 class ShiftingRows:
@@ -32,37 +34,60 @@ class ShiftingRows:
         return self._rows.train_rows(step + self._is_shifted, **options)
 
 
+class InProcess(Experiment):
+    """The experiment with one rank, in this process; a kill is an exception."""
+
+    def train(self, jobs: Any, *, world_size: int) -> Any:
+        worker = WorkerContext(
+            rank=0,
+            world_size=1,
+            local_rank=0,
+            device="cpu",
+            device_reason="a test",
+            store_address=f"127.0.0.1:{free_port()}",
+            num_threads=1,
+        )
+        return train_all(worker, jobs)
+
+
 @pytest.fixture
-def experiment(make_job, tmp_path: Path):
+def experiment(make_job, tmp_path: Path, monkeypatch):
     job = make_job(steps=10, checkpoint_every_steps=3, validate_every_steps=10)
 
-    def run(open_dataset: Any = job.open_dataset, **options: Any) -> Any:
-        given = {"kills": (4, 9), "world_size": 2, "other_world_size": 1} | options
-        experiment = Experiment(config=job.config, open_dataset=open_dataset, project_root=".", work=tmp_path / "work")
-        return verify_resume(experiment, **given)
+    def die(process: int, number: int) -> None:
+        raise ClusterError("a rank died")
+
+    def run(open_dataset: Any = job.open_dataset, *, is_own_process: bool = True, **options: Any) -> Any:
+        given = {"kills": (4,), "world_size": 1, "other_world_size": None} | options
+        made = (InProcess if is_own_process else Experiment)(
+            config=job.config, open_dataset=open_dataset, project_root=".", work=tmp_path / "work"
+        )
+        if is_own_process:
+            monkeypatch.setattr("pipeline.training.watched_rows.os.kill", die)
+        return verify_resume(made, **given)
 
     return run
 
 
 @pytest.mark.slow
 def test_a_killed_training_is_bit_equal_and_other_ranks_go_on(experiment) -> None:
-    report = experiment()
-    assert [(case.killed_at, case.resumed_from, case.world_size) for case in report.cases] == [
-        (4, 3, 2),
-        (9, 9, 2),
-        (9, 9, 1),
-    ]
-    assert [case.problems for case in report.cases] == [()] * 3
+    report = experiment(is_own_process=False, kills=(4,), world_size=2, other_world_size=1)
+    assert [(case.killed_at, case.resumed_from, case.world_size) for case in report.cases] == [(4, 3, 2), (4, 3, 1)]
+    assert [case.problems for case in report.cases] == [(), ()]
     assert report.ok
     assert report.to_json()["ok"]
-    assert [case.loss_error for case in report.cases[:2]] == [0.0] * 2
+    assert report.cases[0].loss_error == 0.0
     assert not report.draws
 
 
-@pytest.mark.slow
+def test_every_step_may_be_the_last_one(experiment) -> None:
+    report = experiment(kills=tuple(range(10)))
+    assert [case.resumed_from for case in report.cases] == [0, 0, 0, 3, 3, 3, 6, 6, 6, 9]
+    assert [case.problems for case in report.cases] == [()] * 10
+
+
 def test_a_data_position_that_is_lost_is_found(experiment, token_rows: Path, tmp_path: Path) -> None:
-    shifting = functools.partial(ShiftingRows, token_rows, mark=tmp_path / "mark", last_step=9)
-    report = experiment(shifting, kills=(4,), other_world_size=None)
+    report = experiment(functools.partial(ShiftingRows, token_rows, mark=tmp_path / "mark", last_step=9))
     (case,) = report.cases
     assert not report.ok
     told = "\n".join(case.problems)
