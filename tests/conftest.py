@@ -16,6 +16,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# A handle of Ray Serve that a test leaves behind reports from a thread of its own; between two tests, when this process
+# is connected to no cluster, that would start one.
+os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 # The session's head takes this token, so that it does not matter which test imports ray first.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
