@@ -88,21 +88,10 @@ def run_to_end(flow: Flow, *, place: Place) -> None:
     Raises:
         PipelineError: a stage failed.
     """
-    observer = make_observer(as_json=False)
     options = RunOptions(
         store_url=place.store_url, state_directory=place.state_directory, ephemeral=True, backend="inline"
     )
-    try:
-        with _interrupts() as is_interrupted:
-            result = run_flow(
-                flow,
-                options=options,
-                make_tracker=_tracker_maker(place, no_tracking=True),
-                observer=observer,
-                is_interrupted=is_interrupted,
-            )
-    finally:
-        observer.close()
+    result = _watched(flow, place=place, options=options, no_tracking=True, as_json=False)
     if result.view.status is RunStatus.INTERRUPTED:
         raise Interrupted("interrupted")
     if result.failure is not None:
@@ -111,10 +100,18 @@ def run_to_end(flow: Flow, *, place: Place) -> None:
 
 def _run(flow: Flow, *, place: Place, options: RunOptions, no_tracking: bool, as_json: bool) -> int:
     _log_to_file(place.state_directory, verbose=options.verbose)
+    result = _watched(flow, place=place, options=options, no_tracking=no_tracking, as_json=as_json)
+    if not as_json:
+        _say_end(result, options=options)
+    return _exit_code(result)
+
+
+def _watched(flow: Flow, *, place: Place, options: RunOptions, no_tracking: bool, as_json: bool) -> RunResult:
+    """Run with the live view, until it ends or is interrupted."""
     observer = make_observer(as_json=as_json)
     try:
         with _interrupts() as is_interrupted:
-            result = run_flow(
+            return run_flow(
                 flow,
                 options=options,
                 make_tracker=_tracker_maker(place, no_tracking=no_tracking),
@@ -123,9 +120,6 @@ def _run(flow: Flow, *, place: Place, options: RunOptions, no_tracking: bool, as
             )
     finally:
         observer.close()
-    if not as_json:
-        _say_end(result, options=options)
-    return _exit_code(result)
 
 
 def _log_to_file(directory: Path, *, verbose: bool) -> None:

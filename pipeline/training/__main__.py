@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 from pipeline.errors import PipelineError
-from pipeline.training.failure import as_pipeline_error
 from pipeline.training.launched import run_job
 
 
@@ -24,10 +23,6 @@ def main() -> int:
     except PipelineError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    except Exception as error:  # the process boundary: a rank's error says what it is and whose
-        meant = as_pipeline_error(error, rank=int(os.environ.get("RANK", "0")))
-        sys.stderr.write(f"error: {meant}\n")
-        return meant.exit_code
     return 0
 
 

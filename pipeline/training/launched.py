@@ -5,7 +5,6 @@ the one that Ray's workers run, and the workspace is the same; a run can go from
 """
 
 import functools
-import importlib
 import json
 import os
 import socket
@@ -20,9 +19,11 @@ from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from pipeline.data.dataset import open_dataset
 from pipeline.errors import ParameterError, nearest_name
 from pipeline.training.config import TrainConfig
 from pipeline.training.device import choose_device, num_cuda_devices
+from pipeline.training.failure import as_pipeline_error
 from pipeline.training.loop import TrainResult, train
 from pipeline.training.model import read_model_config
 from pipeline.training.rank_sources import ENVIRONMENT_STORE, derive_place
@@ -30,7 +31,6 @@ from pipeline.training.reporter import SilentReporter
 from pipeline.training.session import TrainJob
 from pipeline.training.worker import WorkerContext
 
-OPEN_DATASET = "pipeline.data.dataset:open_dataset"
 _OF_JOB = ("dataset", "workspace", "device")
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -82,19 +82,20 @@ def run_job(file: Path, *, environment: Mapping[str, str], stream: TextIO) -> Tr
         num_threads=max(1, (os.cpu_count() or 1) // _ranks_here(environment, place.world_size)),
     )
     dataset, workspace = fields_of_job.pop("dataset"), fields_of_job.pop("workspace")
-    module, _, name = OPEN_DATASET.partition(":")
-    opened = getattr(importlib.import_module(module), name)
     job = TrainJob(
         config=TrainConfig(**fields_of_job),
         workspace=workspace,
-        open_dataset=functools.partial(opened, Path(dataset), verify=False),
+        open_dataset=functools.partial(open_dataset, Path(dataset), verify=False),
         project_root=str(file.parent.resolve()),
     )
     if place.store_address != ENVIRONMENT_STORE:
         _use_interface(place.store_address.rpartition(":")[0])
     reporter = LineReporter(stream) if worker.is_first else SilentReporter()
     reporter.note(f"rank {place.rank} of {place.world_size} by {place.source}, on {device.device}: {device.reason}")
-    return train(worker, job, reporter=reporter)
+    try:
+        return train(worker, job, reporter=reporter)
+    except Exception as error:  # a rank's boundary: its error says what it is and whose
+        raise as_pipeline_error(error, rank=worker.rank) from error
 
 
 def read_job(file: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from pipeline.training.mesh import MeshPlan, make_mesh, plan_mesh
 from pipeline.training.model import num_parameters
 from pipeline.training.module_task import ModuleTask
 from pipeline.training.optimizer import build_adamw
+from pipeline.training.schedule import check_schedule
 from pipeline.training.sharding import check_precision, check_reductions, shard_model
 from pipeline.training.speed import Speedometer, peak_flops_of
 from pipeline.training.task import Task
@@ -64,6 +65,7 @@ def open_session(worker: WorkerContext, job: TrainJob) -> Session:
     """
     config = job.config
     check_precision(config.precision, device=worker.device)
+    check_schedule(config)
     task, plan = make_task(job, world_size=worker.world_size)
 
     mesh_plan = plan_mesh(config.parallel, world_size=worker.world_size, shard_group=config.shard_group)

@@ -62,12 +62,11 @@ def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _is_equal(left: Any, right: Any) -> bool:
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
-        # Bytes, not values: NaN is equal to itself here and 0.0 is not -0.0.
-        return (
-            left.dtype == right.dtype
-            and left.shape == right.shape
-            and torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))
-            if left.ndim
-            else left.dtype == right.dtype and torch.equal(left.reshape(1), right.reshape(1))
-        )
+        same_form = left.dtype == right.dtype and left.shape == right.shape
+        return same_form and torch.equal(_bytes(left), _bytes(right))
     return type(left) is type(right) and bool(left == right)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Not values: NaN is equal to itself here, and 0.0 is not -0.0."""
+    return tensor.reshape(-1).contiguous().view(torch.uint8)

@@ -152,7 +152,6 @@ def test_broad_excepts_stand_only_at_process_boundaries() -> None:
         "pipeline/training/checkpoint.py",
         "pipeline/training/failure.py",
         "pipeline/training/worker.py",
-        "pipeline/training/__main__.py",
         "pipeline/training/spawn.py",
     }
     found = [

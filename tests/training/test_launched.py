@@ -10,7 +10,7 @@ import pytest
 from rank_functions import train_recorded
 
 from pipeline.artifacts.store import open_store
-from pipeline.errors import ParameterError
+from pipeline.errors import ParameterError, StageError
 from pipeline.training.commit import find_resumable
 from pipeline.training.launched import LineReporter, read_job, run_job
 
@@ -92,6 +92,22 @@ def test_every_problem_of_a_job_file_is_told_at_once(job_file: Path) -> None:
             read_job(job_file)
     with pytest.raises(ParameterError, match="cannot be read"):
         read_job(job_file.parent / "none.yaml")
+
+
+def test_what_a_rank_raises_names_the_rank_of_its_launcher(job_file: Path, monkeypatch) -> None:
+    def fail(*given, **named):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("pipeline.training.launched.train", fail)
+    place = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    with pytest.raises(StageError, match="rank 1: ValueError: a bug"):
+        run_job(job_file, environment=place, stream=sys.stdout)
+
+
+def test_a_schedule_that_does_not_fit_is_refused(job_file: Path) -> None:
+    job_file.write_text(job_file.read_text() + "decay_steps: 3\n")
+    with pytest.raises(ParameterError, match="decay_steps: 3 is for schedule: wsd"):
+        run_job(job_file, environment={}, stream=sys.stdout)
 
 
 def test_a_report_is_a_line(capsys) -> None:
