@@ -29,7 +29,7 @@ from converters.export_record import ExportOptions, ExportRecord, files_of
 from converters.flax_source import FlaxSource
 from converters.parity_blocks import relative_errors
 from converters.safetensors_writer import write_file
-from converters.source import TensorHeader
+from converters.source import TensorHeader, first_line
 from pipeline.errors import ConversionError
 from pipeline.models.checkpoint import load_model
 from pipeline.models.description import Arrays, ModelDescription
@@ -144,10 +144,10 @@ def _export(
         except Exception as error:  # shape arithmetic that is not conclusive raises whatever the model makes of it
             if not open_sizes:
                 raise ConversionError(
-                    f"{description.name}: jax cannot export its forward pass: {_first_line(error)}"
+                    f"{description.name}: jax cannot export its forward pass: {first_line(error)}"
                 ) from error
             names = sorted({name for axes in open_sizes.values() for name in axes.values()})
-            refusals.append(f"{', '.join(names)} cannot be open: {_first_line(error)}")
+            refusals.append(f"{', '.join(names)} cannot be open: {first_line(error)}")
         else:
             return _Exported(program=program, open_sizes=open_sizes, longest=longest, refusals=tuple(refusals))
     raise AssertionError
@@ -273,7 +273,3 @@ def _facts(exported: _Exported, examples: Arrays, *, description: ModelDescripti
         "jax_version": jax.__version__,
         "fixed_because": list(exported.refusals),
     }
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"

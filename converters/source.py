@@ -85,7 +85,7 @@ class CheckpointSource(Protocol):
         ...
 
     def companions(self) -> dict[str, bytes]:
-        """Tokenizer and the like by file name (`COMPANION_FILES`), to be put beside a converted model.
+        """Tokenizer and the like by file name (`COMPANION_FILES`, `COMPANION_PATTERN`), for a converted model.
 
         Raises:
             CheckpointError: one exists and cannot be read.
@@ -159,3 +159,8 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a framework says, without the pages that follow."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else 'no message'}"

@@ -73,15 +73,15 @@ def read_records(path: Path) -> dict[int, Record]:
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             members = archive.infolist()
-            by_last = {member.filename.rpartition("/")[2]: member for member in members}
-            if "constants.pkl" in by_last:
+            by_name = {member.filename.partition("/")[2]: member for member in members}  # as torch asks for them
+            if "constants.pkl" in by_name:
                 raise ValueError("a TorchScript module, whose weights come with code; save its state dict instead")
             _check_members(members, size=path.stat().st_size)
-            if "byteorder" in by_last and _content(file, by_last["byteorder"]) != b"little":
+            if "byteorder" in by_name and _content(file, by_name["byteorder"]) != b"little":
                 raise ValueError("its numbers are in big-endian order, which is not read")
-            if "data.pkl" not in by_last:
+            if "data.pkl" not in by_name:
                 raise ValueError("a zip archive without data.pkl, which torch.save writes")
-            _check_names(io.BytesIO(_content(file, by_last["data.pkl"])), num_pickles=1)
+            _check_names(io.BytesIO(_content(file, by_name["data.pkl"])), num_pickles=1)
             return {
                 _data_offset(file, member): Record(
                     name=member.filename, num_bytes=member.file_size, checksum=member.CRC

@@ -24,8 +24,8 @@ from converters.model_subtree import model_subtree
 from converters.operations import Array, Shape
 from converters.parts import check_parts, place_of
 from converters.pickle_instructions import check_instructions
-from converters.source import CONFIG_FILE, BesideTheWeights, TensorHeader, stored_dtype
-from converters.torch_file_reader import TORCH_ERRORS, first_line, to_numpy
+from converters.source import CONFIG_FILE, BesideTheWeights, TensorHeader, first_line, stored_dtype
+from converters.torch_file_reader import TORCH_ERRORS, to_numpy
 from pipeline.errors import CheckpointError
 
 METADATA_FILE = ".metadata"

@@ -23,7 +23,7 @@ from converters.model_subtree import WRAPPER_KEYS, KeyPath, model_subtree
 from converters.operations import Array
 from converters.parts import read_range, regular_file_complaints
 from converters.safetensors_reader import read_index
-from converters.source import BesideTheWeights, TensorHeader, stored_dtype
+from converters.source import BesideTheWeights, TensorHeader, first_line, stored_dtype
 from converters.torch_archive import Record, check_legacy, hold_checksum, is_archive, read_records
 from pipeline.errors import CheckpointError
 
@@ -143,11 +143,6 @@ def to_numpy(tensor: torch.Tensor) -> Array:
         bits = torch.int16 if name == "bfloat16" else torch.uint8
         return np.asarray(tensor.view(bits).numpy().view(getattr(ml_dtypes, name)))
     return np.asarray(tensor.numpy())
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, without the pages that torch appends."""
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else 'no message'}"
 
 
 def _candidates(directory: Path) -> list[Path]:

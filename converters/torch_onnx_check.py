@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
+from converters.source import first_line
 from converters.trace.examples import Examples
 from pipeline.errors import ConversionError
 
@@ -61,7 +62,7 @@ def check_onnx(
     try:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own exceptions have no public base
-        raise ConversionError(f"{path.name}: onnxruntime refuses it: {_first_line(error)}") from error
+        raise ConversionError(f"{path.name}: onnxruntime refuses it: {first_line(error)}") from error
     open_sizes = {
         name: {axis: size for axis, size in enumerate(value) if isinstance(size, str)}
         for name, value in ((given.name, given.shape) for given in session.get_inputs())
@@ -104,7 +105,7 @@ def quantize(path: Path, *, to: Path) -> None:
             quant_pre_process(path, inferred)
             quantize_dynamic(inferred, to, weight_type=QuantType.QInt8, per_channel=True)
     except Exception as error:  # the quantizer raises whatever its passes raise
-        raise ConversionError(f"{path.name}: onnxruntime cannot quantize it: {_first_line(error)}") from error
+        raise ConversionError(f"{path.name}: onnxruntime cannot quantize it: {first_line(error)}") from error
 
 
 def _sizes(
@@ -185,7 +186,3 @@ def tensors_of(outputs: Any, name: str = "") -> dict[str, torch.Tensor]:
         inner = f"{name}.{key}" if name else (f"output_{key}" if key.isdigit() else key)
         found |= tensors_of(value, inner)
     return found
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"

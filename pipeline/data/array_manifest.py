@@ -11,13 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.data.manifest import MANIFEST_NAME, ShardEntry, read_raw_manifest
+from pipeline.data.manifest import AGAIN, MANIFEST_NAME, ShardEntry, read_raw_manifest
 from pipeline.errors import ArtifactError
 
 ARRAYS = "arrays"
 """The manifest's `kind`; a packed text dataset has none."""
 SCHEMA = 1
-_AGAIN = "run the data stage again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +72,7 @@ class ArrayManifest:
             raise ArtifactError(f"{path}: this dataset holds no arrays", hint="`data.arrays` makes such a dataset")
         if raw.get("schema") != SCHEMA:
             raise ArtifactError(
-                f"{path}: dataset schema {raw.get('schema')!r}, this version reads {SCHEMA}", hint=_AGAIN
+                f"{path}: dataset schema {raw.get('schema')!r}, this version reads {SCHEMA}", hint=AGAIN
             )
         try:
             arrays = {
@@ -92,7 +91,7 @@ class ArrayManifest:
             }
             manifest = cls(arrays=arrays, splits=splits, **raw)
         except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise ArtifactError(f"{path}: damaged ({type(error).__name__}: {error})", hint=_AGAIN) from error
+            raise ArtifactError(f"{path}: damaged ({type(error).__name__}: {error})", hint=AGAIN) from error
         if manifest.target not in arrays or any(split.shards.keys() != arrays.keys() for split in splits.values()):
-            raise ArtifactError(f"{path}: damaged (its arrays, its target and its shards do not agree)", hint=_AGAIN)
+            raise ArtifactError(f"{path}: damaged (its arrays, its target and its shards do not agree)", hint=AGAIN)
         return manifest

@@ -69,7 +69,10 @@ def _call(source: str, *, arguments: Mapping[str, Any]) -> dict[str, Any]:
         raise ParameterError(
             f"source {source!r}: cannot be imported: {error}", hint="the module lies in the project or is installed"
         ) from error
-    signature = inspect.signature(function)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise ParameterError(f"source {source!r}: {error}", hint="name a Python function") from error
     try:
         signature.bind(**arguments)
     except TypeError as error:

@@ -15,7 +15,7 @@ from pipeline.errors import ArtifactError
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 SCHEMA = 1
-_AGAIN = "run the data stage again"
+AGAIN = "run the data stage again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +84,7 @@ class Manifest:
             }
             return cls(splits=splits, **raw)
         except (TypeError, KeyError, AttributeError) as error:
-            raise ArtifactError(f"{path}: damaged ({error})", hint=_AGAIN) from error
+            raise ArtifactError(f"{path}: damaged ({error})", hint=AGAIN) from error
 
 
 def read_raw_manifest(directory: Path) -> dict[str, Any]:
@@ -97,9 +97,9 @@ def read_raw_manifest(directory: Path) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ArtifactError(f"{directory}: no {MANIFEST_NAME}; this is not a dataset", hint=_AGAIN) from None
+        raise ArtifactError(f"{directory}: no {MANIFEST_NAME}; this is not a dataset", hint=AGAIN) from None
     except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path}: damaged ({error})", hint=_AGAIN) from error
+        raise ArtifactError(f"{path}: damaged ({error})", hint=AGAIN) from error
     if not isinstance(raw, dict):
-        raise ArtifactError(f"{path}: damaged (a JSON object is wanted, found {type(raw).__name__})", hint=_AGAIN)
+        raise ArtifactError(f"{path}: damaged (a JSON object is wanted, found {type(raw).__name__})", hint=AGAIN)
     return raw

