@@ -219,6 +219,8 @@ def test_a_long_context_has_a_shape_for_few_adjusted_tokens(model, tokenizer, vo
     executor = ModelExecutor(nnx.clone(model), limits=limits, buckets=buckets, mesh=mesh, dtype="float32")
     made = Engine(executor, decoder=vocabulary, limits=limits, metrics=Metrics(model="tiny"), strict=True)
     made.start(timeout_seconds=120)
+    used = set()
+    executor.before_run = lambda key, arguments: used.add(key)
     prompt = prompt_of(14, seed=6)
     asked = request("few", prompt, 40, frequency_penalty=1.0)
     reader = run(made, asked)
@@ -226,6 +228,7 @@ def test_a_long_context_has_a_shape_for_few_adjusted_tokens(model, tokenizer, vo
     assert reader.text("few") == tokenizer.decode(by_the_plain_loop(model, prompt, 40, asked.sampling))
     assert made.status().failure is None
     assert executor.is_warm
+    assert ("choose", 2, 24) in used
 
 
 def test_a_stop_string_takes_the_log_probabilities_behind_it_along(engine, model, tokenizer):

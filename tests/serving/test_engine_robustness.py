@@ -177,9 +177,8 @@ def test_a_client_that_is_gone_frees_its_slot_within_one_step(start, gone_by):
 
     engine.submit(request("gone", [1, 2, 3], 100), sink=gone if gone_by != "cancel" else Reader())
     engine.submit(request("stays", [4, 5, 6], 100), sink=reader)
-    while len(computed) < 3:
-        may_go_on.release()
-        time.sleep(0.001)
+    may_go_on.release(2)  # exactly two steps end; the third is held
+    eventually(lambda: len(computed) == 3)
     if gone_by == "cancel":
         engine.cancel("gone")
     num_before = len(computed)

@@ -193,7 +193,7 @@ class Engine(EngineThread):
                 self._wake.wait()
             if self._is_stopping:
                 return False
-            commands, self._commands = self._commands, deque()
+            commands = tuple(self._commands)
         if not self._scheduler.has_work:
             self._last_step_at = time.monotonic()  # idle time is no stall
         for command in commands:
@@ -201,6 +201,7 @@ class Engine(EngineThread):
                 self._accept(command)
             else:
                 self._end(command.request_id, FinishReason.ABORT, reason=command.reason)
+            self._commands.popleft()  # only now: what is in no queue looks idle to `stop`
         self._deliver()
         return True
 

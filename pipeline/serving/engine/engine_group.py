@@ -6,6 +6,7 @@ others, and each is exactly what is proven for one.
 """
 
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -46,9 +47,12 @@ class TextEngine(ServingEngine, Protocol):
 class SharedMetrics(Metrics):
     """What one engine of several writes to: counters and histograms are common, of a gauge it has its part."""
 
-    def __init__(self, common: Metrics, *, parts: dict[tuple[str, int], float], index: int, size: int) -> None:
+    def __init__(
+        self, common: Metrics, *, parts: dict[tuple[str, int], float], lock: threading.Lock, index: int, size: int
+    ) -> None:
         super().__init__(model=common.model, names=())
         self._common, self._parts, self._index, self._size = common, parts, index, size
+        self._parts_lock = lock
 
     def count(self, name: str, amount: float = 1.0, *, label: str = "") -> None:
         """Add to the common counter."""
@@ -60,19 +64,17 @@ class SharedMetrics(Metrics):
 
     def gauge(self, name: str, value: float) -> None:
         """Set this engine's part; the common gauge is the sum, or the mean where it is a share."""
-        self._parts[name, self._index] = value
-        total = sum(self._parts.get((name, index), 0.0) for index in range(self._size))
-        self._common.gauge(name, total / self._size if name in _SHARES else total)
-
-    def value(self, name: str, *, label: str = "") -> float:
-        """Of all engines."""
-        return self._common.value(name, label=label)
+        with self._parts_lock:  # or an older sum could be set last, and stay while the engines are idle
+            self._parts[name, self._index] = value
+            total = sum(self._parts.get((name, index), 0.0) for index in range(self._size))
+            self._common.gauge(name, total / self._size if name in _SHARES else total)
 
 
 def shared_metrics(common: Metrics, *, size: int) -> list[SharedMetrics]:
     """One for each engine."""
     parts: dict[tuple[str, int], float] = {}
-    return [SharedMetrics(common, parts=parts, index=index, size=size) for index in range(size)]
+    lock = threading.Lock()
+    return [SharedMetrics(common, parts=parts, lock=lock, index=index, size=size) for index in range(size)]
 
 
 class EngineGroup:

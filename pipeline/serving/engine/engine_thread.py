@@ -92,6 +92,7 @@ class EngineThread(ABC):
         self._failure: str | None = None
         self._last_step_at = time.monotonic()
         self._watch = CompileWatch()
+        self._num_compiles_told = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
@@ -174,6 +175,8 @@ class EngineThread(ABC):
             raise EngineUnavailable(self._failure)
         if self._is_draining or not self._ready.is_set():
             raise EngineUnavailable("the server is starting or shutting down")
+        if not self._is_busy():
+            self._last_step_at = time.monotonic()  # idle time is no stall, and the thread has yet to wake
 
     def _run(self) -> None:
         try:
@@ -199,8 +202,9 @@ class EngineThread(ABC):
         self.metrics.gauge("num_requests_waiting", self._num_waiting)
 
     def _check_compiles(self) -> None:
-        new = self._watch.count - int(self.metrics.value("compile_events_total", label="serving"))
+        new = self._watch.count - self._num_compiles_told
         if new > 0:
+            self._num_compiles_told += new
             self.metrics.count("compile_events_total", new, label="serving")
             _LOG.error("%d compiles while serving; a shape is missing from warm-up", new)
             if self._strict:

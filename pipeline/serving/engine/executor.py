@@ -8,7 +8,7 @@ Shape suffixes: B batch, K decode steps, V vocabulary.
 """
 
 import functools
-import logging
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,8 +41,8 @@ from pipeline.serving.engine.temporaries import temporary_bytes
 from pipeline.serving.engine.token_choice import choose
 from pipeline.serving.engine.token_rules import Chosen, Ranks, TokenRules
 
-_LOG = logging.getLogger(__name__)
 _COMPILE_THREADS = 2
+_LOWERING = threading.Lock()
 Key = tuple[str, int, int]
 """Kind, batch or chunk, attention length. The kind `copy` has the length of what is copied. The kind `choose` sees
 logits alone, and has the number of adjusted tokens; it also takes the token after a prompt: inside prefill that would
@@ -94,10 +94,9 @@ class ModelExecutor:
         """
         started = time.monotonic()
         keys = list(self._keys())
-        with warnings.catch_warnings(), ThreadPoolExecutor(max_workers=_COMPILE_THREADS) as pool:
-            warnings.filterwarnings("error", message=".*donated.*")
+        with ThreadPoolExecutor(max_workers=_COMPILE_THREADS) as pool:
             # Tracing holds the interpreter lock, compiling does not: the next is traced while one compiles.
-            pending = [(key, pool.submit(self._lower(key).compile)) for key in keys]
+            pending = [(key, pool.submit(self._lowered(key).compile)) for key in keys]
             for done, (key, future) in enumerate(pending, start=1):
                 self._table[key] = future.result()
                 if on_progress is not None:
@@ -106,6 +105,11 @@ class ModelExecutor:
         for key in keys:
             self._run_once(key)
         return time.monotonic() - started
+
+    def _lowered(self, key: Key) -> Any:
+        with _LOWERING, warnings.catch_warnings():  # filters are the whole process's, and engines warm up side by side
+            warnings.filterwarnings("error", message=".*donated.*")
+            return self._lower(key)
 
     def prefill(self, step: Prefill, *, rules: TokenRules) -> Chosen:
         """Run one chunk; the token chosen after it where it is the prompt's last chunk, else none."""

@@ -172,7 +172,13 @@ class MicroBatcher(EngineThread):
             self._check_is_open()
             self._swaps.append(swap)
             self._wake.notify()
-        return self._executor.on_host(swap.done.result(timeout=STALL_SECONDS))
+        try:
+            before = swap.done.result(timeout=STALL_SECONDS)
+        except TimeoutError as error:
+            if swap.done.cancel():
+                raise EngineUnavailable("no batch ended while new parameters waited; the old ones stay") from error
+            before = swap.done.result()  # it was just begun
+        return self._executor.on_host(before)
 
     def cancel(self, request_id: str) -> None:
         """Rows that have not started never run; harmless where the request is unknown or finished."""
@@ -229,6 +235,8 @@ class MicroBatcher(EngineThread):
     def _exchange(self) -> None:
         while self._swaps:
             swap = self._swaps.popleft()
+            if not swap.done.set_running_or_notify_cancel():
+                continue  # nobody waits for it any more
             before = self._executor.exchange(swap.placed)
             self.version = swap.label
             swap.done.set_result(before)
@@ -301,7 +309,9 @@ class MicroBatcher(EngineThread):
             self._is_draining = True
             jobs = list(self._queue.jobs.values())
         while self._swaps:
-            self._swaps.popleft().done.set_exception(EngineUnavailable(self._failure or "the server shut down"))
+            done = self._swaps.popleft().done
+            if done.set_running_or_notify_cancel():
+                done.set_exception(EngineUnavailable(self._failure or "the server shut down"))
         for job in jobs:
             self._finish(job, error=self._failure or "the server shut down")
 

@@ -155,10 +155,6 @@ class Scheduler:
         prompt = np.asarray(request.prompt, np.int32)
         self._waiting.append(Running(request=request, arrived_at=now, prompt=prompt))
 
-    def request(self, request_id: str) -> Request:
-        """A running request."""
-        return self._running[request_id].request
-
     def remove(self, request_id: str) -> bool:
         """Forget a request wherever it is and free its slot; False where it is unknown."""
         sequence = self._running.pop(request_id, None)
