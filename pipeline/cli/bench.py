@@ -102,11 +102,7 @@ def _print(value: Mapping[str, Any]) -> None:
             _missing(row) if row["peer"] is None else number(row["peer"]),
             "-" if row["ratio"] is None else f"{row['ratio']:.3f}",
             "-" if row["bar"] is None else f"{row['bar']:.2f}",
-            "[green]ok[/]"
-            if row["ok"]
-            else "[red]not measured[/]"
-            if row["ratio"] is None
-            else "[red]below the bar[/]",
+            _verdict(row),
         )
     console.print(table)
     for row in value["rows"]:

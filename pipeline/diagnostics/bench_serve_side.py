@@ -98,6 +98,8 @@ class Side:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
+                    self._process.kill()  # its late answer must not be taken for the next question's
+                    self._process.wait()
                     raise StageError(f"{self.kind} did not answer in time: {self._last_words()}")
                 part = os.read(self._process.stdout.fileno(), 65536)
                 if not part:

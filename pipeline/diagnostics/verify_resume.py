@@ -213,7 +213,9 @@ def _die(experiment: Experiment, job: TrainJob, *, world_size: int) -> None:
     """
     try:
         experiment.train([job], world_size=world_size)
-    except ClusterError:
+    except ClusterError as error:
+        if " died" not in error.message:
+            raise
         return  # a rank died; the other lost contact
     raise StageError("a training whose rank was to be killed came to its end", hint="this is a fault of the experiment")
 

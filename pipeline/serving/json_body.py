@@ -119,7 +119,7 @@ def json_object(body: bytes) -> dict[str, Any]:
         Rejected: it is something else.
     """
     try:
-        fields = json.loads(body, parse_constant=_refuse_constant)
+        fields = json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise Rejected(f"the body is not JSON: {error}") from error
     if not isinstance(fields, dict):

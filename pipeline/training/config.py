@@ -8,12 +8,16 @@ of workers is derived, and what does not divide is an error with the values that
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from pipeline.errors import ParameterError
 
 Schedule = Literal["cosine", "linear", "wsd", "constant"]
 Parallel = Literal["ddp", "zero1", "zero2", "zero3", "hsdp"]
+Positive = Annotated[int, Field(ge=1)]
+"""The ranges hold where a config comes from a file; a flow's are those of `train.fsdp`."""
 DEFAULT_TOKENS = 8192
 DEFAULT_EXAMPLES = 64
 DECAY_FRACTION = 5
@@ -41,37 +45,37 @@ class TrainConfig:
 
     model: Mapping[str, Any] | str
     """The transformers config, as its JSON says; or `module:factory` of a module of the user's own."""
-    steps: int
-    micro_batch_sequences: int
-    learning_rate: float
+    steps: Positive
+    micro_batch_sequences: Positive
+    learning_rate: Annotated[float, Field(gt=0)]
     model_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Of the factory."""
     loss: Literal["cross_entropy", "mean_squared_error"] = "cross_entropy"
-    global_batch_tokens: int | None = None
+    global_batch_tokens: Positive | None = None
     """For language models; 8192 where it is None."""
-    global_batch_examples: int | None = None
+    global_batch_examples: Positive | None = None
     """For modules of the user's own; 64 where it is None."""
     schedule: Schedule = "cosine"
     minimum_learning_rate_ratio: float = 0.1
-    decay_steps: int | None = None
+    decay_steps: Positive | None = None
     """Of wsd; a fifth of the steps where it is None."""
-    warmup_steps: int = 20
+    warmup_steps: Annotated[int, Field(ge=0)] = 20
     weight_decay: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95
-    max_gradient_norm: float = 1.0
+    max_gradient_norm: Annotated[float, Field(gt=0)] = 1.0
     parallel: Parallel = "zero3"
-    shard_group: int | None = None
+    shard_group: Positive | None = None
     """Ranks that hold one copy of the model together; of hsdp."""
     precision: Literal["float32", "bfloat16"] = "float32"
     activation_checkpointing: bool = False
     compile: bool = False
-    checkpoint_every_steps: int = 50
-    keep_checkpoints: int = 2
-    validate_every_steps: int = 50
-    validation_sequences: int = 64
-    log_every_steps: int = 5
-    seed: int = 0
+    checkpoint_every_steps: Positive = 50
+    keep_checkpoints: Positive = 2
+    validate_every_steps: Positive = 50
+    validation_sequences: Positive = 64
+    log_every_steps: Positive = 5
+    seed: Annotated[int, Field(ge=0)] = 0
 
     @property
     def decay_steps_or_default(self) -> int:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, TextIO, get_type_hints
+from typing import Any, Literal, TextIO, get_type_hints
 
 import psutil
 from pydantic import TypeAdapter, ValidationError
@@ -31,7 +31,6 @@ from pipeline.training.reporter import SilentReporter
 from pipeline.training.session import TrainJob
 from pipeline.training.worker import WorkerContext
 
-_OF_JOB = ("dataset", "workspace", "device")
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -124,7 +123,8 @@ def read_job(file: Path) -> dict[str, Any]:
 def _typed(found: Mapping[Any, Any]) -> tuple[dict[str, Any], list[str]]:
     """The values that are right, and what is wrong with the others."""
     known = {one.name: one for one in fields(TrainConfig)}
-    hints = get_type_hints(TrainConfig) | dict.fromkeys(_OF_JOB, str)
+    hints: dict[str, Any] = get_type_hints(TrainConfig, include_extras=True)
+    hints |= {"dataset": str, "workspace": str, "device": Literal["auto", "cpu", "cuda"]}
     values: dict[str, Any] = {}
     problems = []
     for name, value in found.items():
@@ -152,11 +152,11 @@ def _free_address(address: str) -> str:
 
 
 def _ranks_here(environment: Mapping[str, str], world_size: int) -> int:
-    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_TASKS_PER_NODE"):
-        number = environment.get(name, "").partition("(")[0]
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"):
+        number = environment.get(name, "").partition("(")[0].partition(",")[0]
         if number.isdigit():
             return int(number)
-    return world_size
+    return 1 if "JOB_COMPLETION_INDEX" in environment else world_size  # one pod, one rank
 
 
 def _use_interface(host: str) -> None:

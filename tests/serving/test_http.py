@@ -191,7 +191,11 @@ def test_other_models_paths_and_methods_have_openais_error_body(surface):
         assert answer.status_code == status and answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff\xfe", b'"text"', b"[" * 100_000])
+HALF = b'{"prompt": "\xed\xa0\x80"}'
+"""Of a surrogate pair, in bytes."""
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff\xfe", b'"text"', b"[" * 100_000, HALF])
 def test_a_body_that_is_no_json_object_is_a_400(surface, body):
     answer = ask(surface, "POST", "/v1/completions", content=body)
     assert answer.status_code == 400 and "error" in answer.json()

@@ -29,6 +29,9 @@ def test_other_code_is_another_process(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "errors.py").write_text("")
     file = tmp_path / "serving" / "http" / "deep.py"
     file.write_text("a = 1\n")
+    for name in ("cluster/ledger.py", "spec/gate.py"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("")
     monkeypatch.setattr(process_identity, "PACKAGE", tmp_path)
     before = identity()
     file.write_text("a = 2\n")

@@ -78,13 +78,19 @@ def test_no_launcher_is_one_rank_and_a_second_start_has_nothing_to_do(job_file: 
 
 
 def test_every_problem_of_a_job_file_is_told_at_once(job_file: Path) -> None:
-    job_file.write_text("dataset: d\nmodel: tiny.json\nstep: 5\nlearning_rate: fast\nmicro_batch_sequences: 2\n")
+    job_file.write_text(
+        "dataset: d\nmodel: tiny.json\nstep: 5\nlearning_rate: fast\nmicro_batch_sequences: 0\n"
+        "keep_checkpoints: 0\ndevice: gpu\n"
+    )
     with pytest.raises(ParameterError) as caught:
         read_job(job_file)
     told = str(caught.value)
     assert "step: unknown field; did you mean 'steps'?" in told
     assert "learning_rate: Input should be a valid number" in told
     assert "workspace: missing" in told
+    assert "micro_batch_sequences: Input should be greater than or equal to 1" in told
+    assert "keep_checkpoints: Input should be greater than or equal to 1" in told
+    assert "device: Input should be 'auto', 'cpu' or 'cuda', found 'gpu'" in told
     assert "steps: missing" in told
     for text, found in (("- 1\n", "must be a mapping"), ("a: [", "cannot be read as YAML")):
         job_file.write_text(text)

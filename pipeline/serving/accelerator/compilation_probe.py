@@ -59,10 +59,10 @@ def read_back(directory: Path, *, platform: str, max_bytes: int) -> ReadBack:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "JAX_PLATFORMS": platform,
+        # jax takes "gpu" for every kind of GPU, and fails where one kind is not installed.
+        "JAX_PLATFORMS": "cuda" if platform == "gpu" else platform,
         # A second process on the device must not ask for a share of its memory.
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        "XLA_CLIENT_PREALLOCATE": "false",
     }
     command = [
         sys.executable,

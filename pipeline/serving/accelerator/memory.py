@@ -6,6 +6,7 @@ one decision: the message shows every term, so that a reader sees which setting 
 
 from dataclasses import dataclass
 
+from pipeline.cluster.ledger import gib
 from pipeline.models.decoders.config import DecoderConfig
 from pipeline.serving.accelerator.weight_bytes import BYTES_OF, compute_dtype, weights_bytes
 
@@ -43,9 +44,9 @@ def why_too_big(need: MemoryNeed, *, available: int, replicas: int, slots: int, 
     if need.total * replicas <= available:
         return None
     return (
-        f"{replicas} replica(s) need {_gib(need.total * replicas)}: each {LOADING_COPIES} x {_gib(need.weights)} of "
-        f"weights while loading + {_gib(need.cache)} of key-value cache ({slots} slots x {context} tokens) + "
-        f"{_gib(need.runtime)} for the process; {_gib(available)} are available"
+        f"{replicas} replica(s) need {gib(need.total * replicas)}: each {LOADING_COPIES} x {gib(need.weights)} of "
+        f"weights while loading + {gib(need.cache)} of key-value cache ({slots} slots x {context} tokens) + "
+        f"{gib(need.runtime)} for the process; {gib(available)} are available"
     )
 
 
@@ -55,10 +56,6 @@ def why_weights_too_big(num_bytes: int, *, available: int, replicas: int) -> str
     if total <= available:
         return None
     return (
-        f"{replicas} replica(s) need {_gib(total)}: each {LOADING_COPIES} x {_gib(num_bytes)} of weights while loading "
-        f"+ {_gib(RUNTIME_BYTES)} for the process; {_gib(available)} are available"
+        f"{replicas} replica(s) need {gib(total)}: each {LOADING_COPIES} x {gib(num_bytes)} of weights while loading "
+        f"+ {gib(RUNTIME_BYTES)} for the process; {gib(available)} are available"
     )
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"

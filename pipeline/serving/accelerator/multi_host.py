@@ -203,7 +203,7 @@ class Leader:
                 with self._changed:
                     if self._is_ended:
                         return
-                    self._lost = reason
+                    self._lost = self._lost or reason
                     self._changed.notify_all()
         self._on_lost(self._lost)
 

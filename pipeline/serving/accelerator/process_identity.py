@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2]
-_PARTS = ("serving", "models", "errors.py")
+_PARTS = ("serving", "models", "cluster/ledger.py", "spec/gate.py", "errors.py")
 
 
 def process_identity(*, cpus: float, gpus: float, environment: Mapping[str, str]) -> str:

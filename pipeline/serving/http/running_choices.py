@@ -78,6 +78,7 @@ class RunningChoices:
                             self._envelope["system_fingerprint"] = chunk.version
                     yield [(index_of[chunk.request_id], chunk) for chunk in chunks]
         except EngineUnavailable as error:
+            self._admission.settle(0)  # nothing was computed
             raise unavailable(str(error)) from error
         finally:
             self._admission.settle(num_prompt + self.num_generated)

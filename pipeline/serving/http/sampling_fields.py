@@ -204,7 +204,7 @@ def _logit_bias(reader: Fields, *, num_tokens: int) -> dict[int, float]:
         reader.complain("logit_bias", f"has {len(value)} tokens, {MAX_LOGIT_BIAS} are allowed")
     bias: dict[int, float] = {}
     for token, amount in value.items():
-        if not (token.isascii() and token.isdigit() and int(token[:20]) < num_tokens):
+        if not (token.isascii() and token.isdigit() and str(int(token[:20])) == token and int(token) < num_tokens):
             reader.complain("logit_bias", f"has token {shown(token)}; the model has 0 to {num_tokens - 1}")
         elif isinstance(amount, bool) or not isinstance(amount, int | float) or not -MAX_BIAS <= amount <= MAX_BIAS:
             reader.complain("logit_bias", f"must be from -100 to 100, found {shown(amount)} for token {token}")

@@ -91,7 +91,7 @@ class Recorded:
             return
         if self._first_byte_at is None:
             self._first_byte_at = self._clock()
-        self.has_error_event |= body.startswith(ERROR_EVENT)
+        self.has_error_event |= ERROR_EVENT in body
         self._num_bytes += len(body)
         if self._num_bytes > MAX_BODY_BYTES:
             self._parts = None
