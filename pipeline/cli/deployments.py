@@ -23,6 +23,7 @@ from pipeline.cli.trackers import deployment_registry, registered_source
 from pipeline.cluster.head import find_head
 from pipeline.errors import ClusterError, TrackingError, UsageError, nearest_name
 from pipeline.serving.rollout.deployment_record import (
+    TRIALS,
     DeploymentEvent,
     VersionReference,
     append_event,
@@ -65,7 +66,10 @@ def deployments(
     if where is not None:
         with _connected(where) as running:
             rows = running.deployment_rows()
-    newest = {known: deployment_events(opened, known)[-1:] for known in deployment_names(opened)}
+    newest = {
+        known: [event for event in deployment_events(opened, known) if event.action not in TRIALS][-1:]
+        for known in deployment_names(opened)
+    }
     for row in rows:
         events = newest.get(row["name"], [])
         same = bool(events) and events[0].target.digest == row["digest"]

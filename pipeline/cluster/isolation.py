@@ -146,6 +146,8 @@ def _reason(ask: ServingAsk, asks: Sequence[ServingAsk], *, num_devices: int) ->
     alone = _why_alone(ask, num_devices=num_devices)
     if alone:
         return False, f"auto: a process of its own, for {alone}"
+    if any(one.isolation == "shared" and one.replicas > 1 and _application(one) == SHARED_GPU for one in asks):
+        return False, "auto: a process of its own, for the process that others of the flow share has several replicas"
     others = [
         one.name
         for one in asks

@@ -11,12 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.data.arrays import ArrayDataset
 from pipeline.data.dataset import open_dataset
+from pipeline.data.packed import PackedDataset
 from pipeline.diagnostics.verify_resume import OTHER_WORLD_TOLERANCE, Experiment, default_kills, verify_resume
+from pipeline.errors import ParameterError
 from pipeline.stages.parameters import TrainFsdpParameters
 from pipeline.stages.protocol import Resources
 from pipeline.stages.train_fsdp import config_of
+from pipeline.training.config import TrainConfig, plan_batch
 from pipeline.training.device import choose_device, num_cuda_devices
+from pipeline.training.mesh import plan_mesh
 
 
 def verify_stage(
@@ -52,16 +57,13 @@ def verify_stage(
     device = choose_device(
         parameters.device, gpus_per_worker=resources.gpus or 0.0, available_gpus=float(num_cuda_devices())
     )
-    config = replace(
-        config_of(parameters, open_dataset(dataset), project_root=project_root),
-        steps=steps,
-        checkpoint_every_steps=checkpoint_every,
-        validate_every_steps=steps,
-        log_every_steps=1,
-        decay_steps=None,  # of a longer run
-        warmup_steps=min(parameters.warmup_steps, steps),
+    opened = open_dataset(dataset)
+    config = _shortened(
+        config_of(parameters, opened, project_root=project_root), steps=steps, checkpoint_every=checkpoint_every
     )
     half = resources.workers // 2 if resources.workers > 1 else 2
+    other = half if other_workers is None else other_workers
+    _check(config, opened, ranks=(resources.workers, other), device=device.device)
     with tempfile.TemporaryDirectory(prefix="pipeline-verify-resume-") as work:
         experiment = Experiment(
             config=config,
@@ -73,8 +75,34 @@ def verify_stage(
         report = verify_resume(
             experiment,
             world_size=resources.workers,
-            other_world_size=half if other_workers is None else other_workers or None,
+            other_world_size=other or None,
             kills=kill_at or (tuple(range(steps)) if every else default_kills(steps)),
             notice=notice,
         )
     return {**report.to_json(), "tolerance": OTHER_WORLD_TOLERANCE}
+
+
+def _shortened(config: TrainConfig, *, steps: int, checkpoint_every: int) -> TrainConfig:
+    return replace(
+        config,
+        steps=steps,
+        checkpoint_every_steps=checkpoint_every,
+        validate_every_steps=steps,
+        log_every_steps=1,
+        decay_steps=None,  # of a longer run
+        warmup_steps=min(config.warmup_steps, steps),
+    )
+
+
+def _check(config: TrainConfig, dataset: PackedDataset | ArrayDataset, *, ranks: Sequence[int], device: str) -> None:
+    """Refuse before time is spent on ranks that are killed; 0 ranks are none.
+
+    Raises:
+        ParameterError: so many ranks cannot train this.
+    """
+    length = dataset.sequence_length if isinstance(dataset, PackedDataset) else None
+    for world_size in filter(None, ranks):
+        plan_mesh(config.parallel, world_size=world_size, shard_group=config.shard_group)
+        plan_batch(config, sequence_length=length, world_size=world_size)
+        if device == "cuda" and world_size > num_cuda_devices():
+            raise ParameterError(f"{world_size} ranks need as many GPUs on this machine", hint="see --other-workers")

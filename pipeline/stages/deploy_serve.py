@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from pipeline.artifacts.store import open_store
 from pipeline.cluster.isolation import ServingPlan
 from pipeline.errors import ArtifactError, ParameterError
@@ -24,6 +22,7 @@ from pipeline.models.decoders.config import DecoderConfig
 from pipeline.models.decoders.partition import MeshSize
 from pipeline.models.decoders.readers import READERS, read_decoder
 from pipeline.serving.accelerator.cache_budget import SHORTEST_CONTEXT
+from pipeline.serving.accelerator.host_memory import available_bytes
 from pipeline.serving.accelerator.memory import memory_need, why_too_big, why_weights_too_big
 from pipeline.serving.accelerator.mesh_check import check_mesh
 from pipeline.serving.accelerator.replica_environment import replica_environment
@@ -229,7 +228,7 @@ def _refuse_too_large(context: StageContext[DeployServeParameters], model: Input
     if context.resources.gpus:
         return
     stored = sum(path.stat().st_size for path in (model.path / "params").rglob("*") if path.is_file())
-    available = psutil.virtual_memory().available
+    available = available_bytes()
     reason = why_weights_too_big(stored, available=available, replicas=context.parameters.replicas)
     if reason is not None:
         raise ParameterError(reason, hint="lower replicas, or use a larger machine")
@@ -258,7 +257,7 @@ def _refuse_impossible(context: StageContext[DeployServeParameters], config: Dec
     need = memory_need(config, dtype=dtype, slots=slots, context=context_tokens, device="cpu")
     reason = why_too_big(
         need,
-        available=psutil.virtual_memory().available,
+        available=available_bytes(),
         replicas=parameters.replicas,
         slots=slots,
         context=context_tokens,

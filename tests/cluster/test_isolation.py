@@ -54,6 +54,14 @@ def test_a_deployment_that_cannot_share_says_why(alone, num_devices, words):
     assert plan.process_of("b").deployments == (("b", "c") if num_devices == 1 else ("b",))
 
 
+def test_nobody_is_drawn_into_a_shared_process_of_several_replicas():
+    asks = (ask("a"), ask("d"), ask("b", isolation="shared", replicas=2))
+    plan = ServingPlan(asks=asks, num_devices=1)
+    assert plan.process_of("a").deployments == ("a",)
+    assert "several replicas" in plan.process_of("a").reason
+    assert plan.process_of("b").deployments == ("b",)
+
+
 def test_a_deployment_alone_has_a_process_of_its_own_name():
     (process,) = serving_processes([ask("chat")], num_devices=1)
     assert (process.application, process.is_shared, process.share) == ("chat", False, 0.25)

@@ -67,6 +67,9 @@ def test_the_version_before_is_the_last_other_one():
     again = [*events, event_of("2", two, when=4.0, action="rollback")]
     assert version_before(again, current_digest=two).target.version == "3"
     assert version_before(events[:1], current_digest=one) is None
+    trial = event_of("1", one, when=1.5, action="canary")  # its target is the champion, its gates the challenger's
+    assert version_before([events[0], trial, events[1]], current_digest=two) == events[0]
+    assert find_version([events[0], trial], "1") == [events[0]]
 
 
 def test_a_version_is_found_by_name_or_by_the_beginning_of_its_digest():

@@ -292,3 +292,19 @@ def test_a_client_that_goes_away_frees_its_slot(surface, stream):
     assert surface.engine.why_unbalanced() is None
     assert surface.engine.metrics.value("aborted_requests_total", label="client") == 1
     assert surface.engine.metrics.value("generation_tokens_total") < 140
+
+
+def test_a_fault_of_the_server_has_openais_error_body_too(surface, monkeypatch):
+    def fail(*given, **named):
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr("pipeline.serving.http.completion_http.parse_completion", fail)
+
+    async def send():
+        transport = httpx.ASGITransport(app=make_app(surface), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.post("/v1/completions", json=GREEDY)
+
+    surface.client = None
+    answer = asyncio.run(send())
+    assert (answer.status_code, answer.json()["error"]["message"]) == (500, "the server failed; its log says why")

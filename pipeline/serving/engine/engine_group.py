@@ -27,9 +27,6 @@ _SHARES = ("kv_cache_usage_perc",)
 class TextEngine(ServingEngine, Protocol):
     """What HTTP needs of an engine that completes text, or of several."""
 
-    version: str
-    """Label of the parameters in use; answers carry it."""
-
     @property
     def limits(self) -> Limits:
         """Of all engines together."""

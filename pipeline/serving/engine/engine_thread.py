@@ -47,6 +47,9 @@ class WarmUp(Protocol):
 class ServingEngine(Protocol):
     """What a replica and its health checks need of an engine, of whatever kind or number."""
 
+    version: str
+    """Label of the parameters in use; answers carry it."""
+
     @property
     def metrics(self) -> Metrics:
         """What it counts."""

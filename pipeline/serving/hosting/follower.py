@@ -8,9 +8,7 @@ leader's settings, so both have the same executables.
 from pathlib import Path
 
 import jax
-from jax.errors import JaxRuntimeError
 
-from pipeline.errors import PipelineError
 from pipeline.models.decoders.model import Decoder
 from pipeline.serving.accelerator.mesh import ServingMesh
 from pipeline.serving.accelerator.multi_host import Follower, HostPlan
@@ -25,8 +23,7 @@ def follow(plan: HostPlan) -> None:
 
     Raises:
         ClusterError: the leader is gone.
-        PipelineError: this host cannot load or compute its part; the leader is told.
-        JaxRuntimeError: as that, where jax says so.
+        Exception: whatever keeps this host from loading or computing its part; the leader is told.
     """
     follower = Follower(plan)
     try:
@@ -34,7 +31,7 @@ def follow(plan: HostPlan) -> None:
         follower.meet(executor)
         executor.warm_up()
         follower.follow(executor.run)
-    except (PipelineError, JaxRuntimeError) as error:
+    except Exception as error:  # whatever it is, the leader must be told
         follower.failed(error)
         raise
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import psutil
 
 from pipeline.cluster.ledger import gib
 from pipeline.errors import ParameterError
 from pipeline.models.checkpoint import PARAMETERS_DIRECTORY
 from pipeline.serving.accelerator.device import Placement, allocator_room
+from pipeline.serving.accelerator.host_memory import available_bytes
 from pipeline.serving.accelerator.memory import why_weights_too_big
 from pipeline.serving.accelerator.weight_bytes import INT8
 from pipeline.serving.hosting.loading_plan import load_as
@@ -84,6 +84,8 @@ class HostedModel:
         Raises:
             ArtifactError: its directory cannot be read.
         """
+        if settings.digest == self.settings.digest and same_executables(self.settings, settings):
+            return None  # nothing is exchanged
         if self.served.swap is None:
             return f"an engine that answers {self.served.endpoint} takes no other parameters"
         if not same_executables(self.settings, settings):
@@ -143,6 +145,7 @@ class HostedModel:
     def relabel(self, settings: ReplicaSettings) -> None:
         """Go by the name of another deployment of the same parameters, and let in whom it lets in."""
         self.settings = settings
+        self.served.engine.version = settings.version_label
         self.facts |= identity_facts(settings)
         self.surface.access.apply(settings)
 
@@ -173,7 +176,7 @@ def check_memory(directory: Path, *, num_hosts: int = 1, num_bytes: int | None =
     """
     stored = sum(path.stat().st_size for path in (directory / PARAMETERS_DIRECTORY).rglob("*") if path.is_file())
     taken = stored if num_bytes is None else min(stored, num_bytes)
-    reason = why_weights_too_big(taken // num_hosts, available=psutil.virtual_memory().available, replicas=1)
+    reason = why_weights_too_big(taken // num_hosts, available=available_bytes(), replicas=1)
     if reason is not None:
         raise ParameterError(f"{directory}: {reason}", hint="the version that serves goes on serving")
 

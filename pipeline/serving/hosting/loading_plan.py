@@ -83,7 +83,9 @@ def plan_loading(settings: ReplicaSettings, *, environment: Mapping[str, str] = 
     description = describe(directory)
     parsed = description.parsed if isinstance(description, FamilyModel) else None
     config = parsed if isinstance(parsed, DecoderConfig) else None
-    device, placement = choose_placement(device=settings.device, dtype=settings.dtype, config=config)
+    # A model that is divided over devices is not served in int8, and need not fit on one of them.
+    judged = config if settings.mesh_tensor == 1 else None
+    device, placement = choose_placement(device=settings.device, dtype=settings.dtype, config=judged)
     speed = _speed(description, config, device=device, placement=placement, environment=environment, settings=settings)
     warnings = placement.warnings + check_speed(speed, floor=settings.min_tokens_per_second)
     facts: dict[str, Any] = {

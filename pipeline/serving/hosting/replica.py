@@ -143,6 +143,7 @@ class Replica:
                 read_traffic(config.traffic)
                 for settings in config.models:
                     self._prepare(settings, beside=True)
+                self._become(config)
             except (PipelineError, EngineUnavailable) as error:
                 self._discard()
                 if not self._models:
@@ -150,7 +151,6 @@ class Replica:
                 self._refused = str(error)
                 _LOG.exception("a configuration was refused; what served before goes on")
                 return
-            self._become(config)
 
     def describe(self) -> dict[str, Any]:
         """What serves now, and why the last configuration does not, where it does not."""
@@ -208,18 +208,19 @@ class Replica:
 
     def _become(self, config: ReplicaConfig) -> None:
         """Nothing in here reads a file or compiles."""
-        ready, self._prepared = self._prepared, _Prepared()
+        ready = self._prepared  # until the end: where an exchange fails, what was prepared is ended
         models: dict[str, HostedModel] = {}
         for settings in config.models:
             current = self._models.get(settings.name)
             if settings.name in ready.hosted:
-                models[settings.name] = ready.hosted.pop(settings.name)
+                models[settings.name] = ready.hosted[settings.name]
                 continue
             assert current is not None
             if settings.name in ready.parameters and settings.digest != current.settings.digest:
                 current.swap(ready.parameters[settings.name])
             current.relabel(settings)
             models[settings.name] = current
+        self._prepared = _Prepared()
         before, self._models, self._config, self._refused = self._models, models, config, None
         if config.process is not None:
             self._registry.drain_seconds = config.process.drain_seconds
@@ -228,8 +229,9 @@ class Replica:
         for name, hosted in before.items():
             if models.get(name) is not hosted:
                 self._retire(hosted)
-        for hosted in ready.hosted.values():
-            self._retire(hosted)
+        for name, hosted in ready.hosted.items():
+            if models.get(name) is not hosted:
+                self._retire(hosted)
 
     def _retire(self, hosted: HostedModel) -> None:
         """Let its requests end; new ones go to what took its place."""

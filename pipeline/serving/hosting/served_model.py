@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from flax import nnx
-from starlette.applications import Starlette
 
 from pipeline.models.description import ModelDescription
 from pipeline.serving.accelerator.device import Placement
 from pipeline.serving.accelerator.mesh import ServingMesh
 from pipeline.serving.accelerator.multi_host import Leader
 from pipeline.serving.engine.engine_thread import ServingEngine
-from pipeline.serving.http.http_routes import make_application
-from pipeline.serving.http.model_registry import ModelRegistry, Surface
+from pipeline.serving.http.model_registry import Surface
 from pipeline.serving.replica_settings import ReplicaSettings
 
 
@@ -57,7 +55,3 @@ class ServedModel:
     swap: Callable[[Any, str], Any] | None = None
     """Run these leaves under this label from now on; returns those that ran before, in host memory. Waits until it is
     done."""
-
-    def make_app(self, facts: Mapping[str, Any]) -> Starlette:
-        """The application of a process that serves this model alone."""
-        return make_application(ModelRegistry([self.make_surface(facts)]))

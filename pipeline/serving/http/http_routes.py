@@ -59,6 +59,7 @@ def make_application(registry: ModelRegistry) -> Starlette:
             RateLimited: _on_rate_limited,
             HTTPException: _on_http_error,
             ClientDisconnect: _on_disconnect,
+            Exception: _on_fault,
         },
     )
     app.state.registry = registry
@@ -240,6 +241,11 @@ def _refused(request: Request, error: Rejected, *, headers: Mapping[str, str] | 
     metrics = request.app.state.registry.metrics if surface is None else surface.engine.metrics
     metrics.count("rejected_requests_total", label=str(error.status))
     return JSONResponse(error.body(), status_code=error.status, headers=headers)
+
+
+async def _on_fault(request: Request, error: Exception) -> Response:
+    del error  # Starlette raises it again behind the answer, so that the server's log has it
+    return _refused(request, Rejected("the server failed; its log says why", status=500))
 
 
 async def _on_rejected(request: Request, error: Exception) -> Response:

@@ -19,7 +19,8 @@ from pipeline.errors import StoreError
 from pipeline.serving.replica_settings import ACCESS_FIELDS, ReplicaSettings
 
 PREFIX = "deployments"
-ACTIONS = ("deploy", "promote", "rollback", "canary", "shadow")
+TRIALS = ("canary", "shadow")
+"""Actions after which the version before still serves; the others are `deploy`, `promote` and `rollback`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +41,7 @@ class DeploymentEvent:
 
     name: str
     action: str
-    """One of `ACTIONS`."""
+    """`deploy`, `promote`, `rollback`, or one of `TRIALS`."""
     when: float
     """Seconds since the epoch."""
     who: str
@@ -139,13 +140,16 @@ def deployment_events(store: Store, name: str) -> list[DeploymentEvent]:
 
 def version_before(events: list[DeploymentEvent], *, current_digest: str) -> DeploymentEvent | None:
     """The event that brought what served before the version with this digest; None where nothing else ever did."""
-    return next((event for event in reversed(events) if event.target.digest != current_digest), None)
+    others = (event for event in reversed(events) if event.target.digest != current_digest)
+    return next((event for event in others if event.action not in TRIALS), None)
 
 
 def find_version(events: list[DeploymentEvent], version: str) -> list[DeploymentEvent]:
     """The newest event of each version of that name or with a digest that begins so."""
     found: dict[str, DeploymentEvent] = {}
     for event in events:
+        if event.action in TRIALS:
+            continue
         if event.target.version == version or (len(version) >= 4 and event.target.digest.startswith(version)):
             found[event.target.digest] = event
     return list(found.values())

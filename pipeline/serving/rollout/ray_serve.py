@@ -174,7 +174,7 @@ def deploy(application: str, config: ReplicaConfig) -> str:
         **(
             {"num_replicas": process.replicas}
             if process.autoscaling is None
-            else {"autoscaling_config": AutoscalingConfig(**process.autoscaling)}
+            else {"autoscaling_config": AutoscalingConfig(**_scaling(application, process.autoscaling))}
         ),
         ray_actor_options=options,
         **spread,
@@ -259,6 +259,17 @@ def own_error(text: str) -> tuple[str, str]:
             rest = [line for line in lines[index + 1 :] if line.strip()]
             return match[1], "\n".join([match[2] or "", *rest]).strip()
     return "", text.strip()
+
+
+def _scaling(application: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Ray Serve goes to `initial_replicas` whenever it is told anything, so it is never fewer than run."""
+    client = _get_global_client(raise_if_no_controller_running=False)
+    applications = {} if client is None else client.get_serve_details()["applications"]
+    deployment = applications.get(application, {}).get("deployments", {}).get(DEPLOYMENT, {})
+    states = [str(getattr(one["state"], "value", one["state"])) for one in deployment.get("replicas", ())]
+    running = sum(state in ("RUNNING", "UPDATING") for state in states)
+    least = given.get("initial_replicas", given["min_replicas"])
+    return {**given, "initial_replicas": min(max(least, running), given["max_replicas"])}
 
 
 def _route_prefix(name: str) -> str:

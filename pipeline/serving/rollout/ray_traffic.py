@@ -5,6 +5,7 @@ jax. The one decision: the trial is part of the champion's configuration, so a r
 middle of it takes part, and one call ends it everywhere.
 """
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
+from pipeline.cluster.ray_lock import cluster_lock
 from pipeline.errors import ClusterError
 from pipeline.serving.rollout.ray_rollout import describe, running_applications
 from pipeline.serving.rollout.ray_serve import CHALLENGER_SUFFIX, delete, deploy
@@ -20,7 +22,10 @@ from pipeline.serving.traffic.traffic_conditions import Evidence, merged
 from pipeline.serving.traffic.traffic_settings import TrafficSettings
 from pipeline.serving.traffic.traffic_window import read_evidence
 
+_LOG = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
+LOCK_SECONDS = 600.0
+"""For another model of the application that is being started."""
 ASK_SECONDS = 5.0
 GONE_SECONDS = 60.0
 """For a challenger to leave."""
@@ -37,14 +42,16 @@ def set_traffic(application: str, settings: TrafficSettings | None, *, timeout_s
     Raises:
         ClusterError: the application does not run, or a replica did not take it in time.
     """
-    deadline = time.monotonic() + timeout_seconds
-    running = running_applications().get(application)
-    if running is None:
-        raise ClusterError(f"deployment {application!r} does not run any more", hint="see `pipeline deployments`")
     wanted: Mapping[str, Any] = {} if settings is None else settings.as_json()
-    if dict(running.config.traffic) == dict(wanted):
-        return
-    deploy(application, replace(running.config, traffic=wanted))
+    # The whole configuration is read and written back: nobody else may change it in between.
+    with cluster_lock(application, timeout_seconds=LOCK_SECONDS, on_wait=_LOG.info):
+        running = running_applications().get(application)
+        if running is None:
+            raise ClusterError(f"deployment {application!r} does not run any more", hint="see `pipeline deployments`")
+        if dict(running.config.traffic) == dict(wanted):
+            return
+        deploy(application, replace(running.config, traffic=wanted))
+    deadline = time.monotonic() + timeout_seconds
     while True:
         found = [dict(one["traffic"]) for one in describe(application)]
         if found and all(one == dict(wanted) for one in found):

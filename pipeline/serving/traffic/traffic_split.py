@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -169,7 +169,7 @@ class TrafficSplit:
         if not isinstance(incoming, Incoming):
             await self._app(scope, incoming, send)
             return
-        asks = functools.partial(_asks_for, trial.settings.model, incoming.body)
+        asks = functools.partial(_asks_for, trial.settings.model, scope.get("query_string", b""), incoming.body)
         if not (asks() if len(incoming.body) <= _BYTES_AT_ONCE else await asyncio.to_thread(asks)):
             await self._app(scope, incoming.again(), send)
             return
@@ -252,10 +252,11 @@ def _key(scope: Scope, settings: TrafficSettings) -> str:
     return headers.get(settings.session_header) or headers.get(REQUEST_HEADER) or uuid.uuid4().hex
 
 
-def _asks_for(model: str, body: bytes) -> bool:
-    """True where the body names the model, or names none (arrays, which cannot)."""
+def _asks_for(model: str, query: bytes, body: bytes) -> bool:
+    """True where the body or, for arrays, the query names the model, or neither names one."""
     try:
         fields = json.loads(body)
     except ValueError:
-        return True
-    return not isinstance(fields, dict) or fields.get("model", model) == model
+        fields = None
+    named = fields.get("model") if isinstance(fields, dict) else QueryParams(query).get("model")
+    return named is None or named == model
