@@ -13,7 +13,7 @@ from converters.readers import open_source
 from converters.wrappers import canonical_names
 from pipeline.errors import ConversionError
 from pipeline.models.module_file import ModuleFile
-from pipeline.training.module_factory import build_module
+from pipeline.training.tasks.module_factory import build_module
 
 
 def load_own_module(checkpoint: Path, *, project_root: Path) -> torch.nn.Module:

@@ -21,7 +21,7 @@ from converters.trace.examples import Examples, module_examples, transformers_ex
 from pipeline.errors import ArtifactError, ConversionError
 from pipeline.models.config_file import CONFIG_FILE, read_config
 from pipeline.models.module_file import MODULE_FILE, ModuleFile
-from pipeline.training.module_factory import build_module
+from pipeline.training.tasks.module_factory import build_module
 
 _FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

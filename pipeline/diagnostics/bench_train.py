@@ -30,10 +30,10 @@ from pipeline.data.split import choose, split
 from pipeline.diagnostics.bench_result import BenchResult, BenchRow, machine_facts
 from pipeline.stages.reporting import BufferedReporter
 from pipeline.training.config import TrainConfig
+from pipeline.training.launch.spawn import spawn
 from pipeline.training.loop import advance, initial_state
-from pipeline.training.model import read_model_config
 from pipeline.training.session import Session, TrainJob, open_session
-from pipeline.training.spawn import spawn
+from pipeline.training.tasks.model import read_model_config
 from pipeline.training.worker import WorkerContext, joined
 
 BAR = 0.95

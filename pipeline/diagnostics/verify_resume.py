@@ -16,15 +16,15 @@ from typing import Any, Literal
 
 from pipeline.errors import ClusterError, ParameterError, StageError
 from pipeline.stages.reporting import BufferedReporter
-from pipeline.training.checkpoint import has_drawn
-from pipeline.training.commit import CheckpointCommit
+from pipeline.training.checkpoints.checkpoint import has_drawn
+from pipeline.training.checkpoints.commit import CheckpointCommit
+from pipeline.training.checkpoints.state_difference import state_differences
 from pipeline.training.config import TrainConfig
+from pipeline.training.launch.spawn import spawn
 from pipeline.training.loop import train
 from pipeline.training.reporter import SilentReporter
 from pipeline.training.session import TrainJob
-from pipeline.training.spawn import spawn
-from pipeline.training.state_difference import state_differences
-from pipeline.training.watched_rows import Kill, RowLog, WatchedRows, read_rows
+from pipeline.training.tasks.watched_rows import Kill, RowLog, WatchedRows, read_rows
 from pipeline.training.worker import WorkerContext, joined
 
 OTHER_WORLD_TOLERANCE = 1e-3

@@ -21,7 +21,7 @@ from pipeline.stages.protocol import Resources
 from pipeline.stages.train_fsdp import config_of
 from pipeline.training.config import TrainConfig, plan_batch
 from pipeline.training.device import choose_device, num_cuda_devices
-from pipeline.training.mesh import plan_mesh
+from pipeline.training.parallel.mesh import plan_mesh
 
 
 def verify_stage(

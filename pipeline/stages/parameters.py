@@ -22,6 +22,7 @@ from pipeline.stages.reference import (
     FlaxModelInput,
 )
 from pipeline.stages.serve_parameters import DeployServeParameters as DeployServeParameters
+from pipeline.stages.train_parameters import TrainFsdpParameters as TrainFsdpParameters
 from pipeline.stages.user_module import FUNCTION_PATTERN
 
 
@@ -65,87 +66,6 @@ class DataArraysParameters(Parameters):
     sources: list[str] = Field(
         default_factory=list,
         description="Further files (relative to the project) that the function reads; their content is identity.",
-        json_schema_extra=SOURCE_FILE,
-    )
-
-
-class TrainFsdpParameters(Parameters):
-    """`train.fsdp`: train a torch model with FSDP2 on Ray Train workers."""
-
-    dataset: DatasetInput = Field(description="Packed token shards, or arrays.")
-    model: str = Field(
-        description="For text: a transformers config file (JSON) relative to the project. For arrays: "
-        "`module:factory` of the project, a function that returns a `torch.nn.Module` whose `forward` takes the "
-        "dataset's arrays by name and returns logits or values.",
-        json_schema_extra=SOURCE_FILE,
-    )
-    model_arguments: PlainArguments = Field(default_factory=dict, description="Keywords of the model's factory.")
-    loss: Literal["cross_entropy", "mean_squared_error"] = Field(
-        "cross_entropy", description="cross_entropy for classes (and tokens), mean_squared_error for values."
-    )
-    steps: int = Field(ge=1, description="Optimizer steps.")
-    global_batch_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="For text: tokens in one optimizer step over all ranks; accumulation is derived from it. 8192 when "
-        "absent.",
-    )
-    global_batch_examples: int | None = Field(
-        None, ge=1, description="For arrays: examples in one optimizer step over all ranks. 64 when absent."
-    )
-    micro_batch_sequences: int = Field(
-        8,
-        ge=1,
-        description="Rows (sequences or examples) in one forward pass of one rank. Batch normalization takes its "
-        "statistics from these rows.",
-    )
-    learning_rate: float = Field(1e-3, gt=0.0, description="Peak of the schedule.")
-    schedule: Literal["cosine", "linear", "wsd", "constant"] = Field(
-        "cosine",
-        description="After warm-up: cosine and linear fall to the floor at the last step, wsd stays at the peak and "
-        "falls over the last `decay_steps`, constant stays.",
-    )
-    decay_steps: int | None = Field(None, ge=1, description="wsd: steps of the fall; a fifth of all steps when absent.")
-    minimum_learning_rate_ratio: float = Field(0.1, ge=0.0, le=1.0, description="Floor of the schedule over its peak.")
-    warmup_steps: int = Field(20, ge=0, description="Steps of linear warm-up.")
-    weight_decay: float = Field(0.1, ge=0.0, description="AdamW's, on matrices only.")
-    beta1: float = Field(0.9, ge=0.0, lt=1.0, description="AdamW's.")
-    beta2: float = Field(0.95, ge=0.0, lt=1.0, description="AdamW's.")
-    max_gradient_norm: float = Field(1.0, gt=0.0, description="Clip the global gradient norm to this.")
-    parallel: Literal["ddp", "zero1", "zero2", "zero3", "hsdp"] = Field(
-        "zero3",
-        description="What a rank holds: ddp all of it; zero1 its share of the optimizer's state; zero2 of the "
-        "gradients too; zero3 of the parameters too; hsdp is zero3 inside groups of `shard_group` ranks and ddp across "
-        "them.",
-    )
-    shard_group: int | None = Field(
-        None, ge=1, description="hsdp: ranks that hold one copy of the model together; it divides the workers."
-    )
-    precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Compute dtype; parameters and reductions stay float32. bfloat16 needs CUDA."
-    )
-    activation_checkpointing: bool = Field(False, description="Recompute each block in the backward pass.")
-    compile: bool = Field(False, description="torch.compile each block.")
-    checkpoint_every_steps: int = Field(50, ge=1, description="Steps between committed checkpoints.")
-    keep_checkpoints: int = Field(2, ge=1, description="Committed checkpoints kept while training.")
-    validate_every_steps: int = Field(50, ge=1, description="Steps between validation losses.")
-    validation_sequences: int = Field(
-        64, ge=1, description="Held-out rows (sequences or examples) in one validation loss."
-    )
-    log_every_steps: int = Field(5, ge=1, description="Steps between reported metrics.", json_schema_extra=NOT_IDENTITY)
-    device: Device = Field(
-        "auto",
-        description="auto takes CUDA (NCCL) where every worker has a GPU, else the CPU (gloo), and says why.",
-        json_schema_extra=NOT_IDENTITY,
-    )
-    max_worker_failures: int = Field(
-        2, ge=0, description="Restarts of the worker group inside one attempt.", json_schema_extra=NOT_IDENTITY
-    )
-    seed: int = Field(0, ge=0, description="Of initial weights and batch order.")
-    sources: list[str] = Field(
-        default_factory=list,
-        description="Further files (relative to the project) that the model's module imports; their content is "
-        "identity.",
         json_schema_extra=SOURCE_FILE,
     )
 

@@ -21,19 +21,19 @@ from pipeline.stages.parameters import TrainFsdpParameters
 from pipeline.stages.protocol import Report, Reporter, StageContext, StageResult
 from pipeline.stages.reporting import BufferedReporter
 from pipeline.stages.user_module import is_function
-from pipeline.training.checkpoint import CONFIG_NAME, DCP_DIRECTORY, STATE_NAME, TOKENIZER_NAME
-from pipeline.training.commit import COMMIT_NAME, CheckpointCommit
+from pipeline.training.checkpoints.checkpoint import CONFIG_NAME, DCP_DIRECTORY, STATE_NAME, TOKENIZER_NAME
+from pipeline.training.checkpoints.commit import COMMIT_NAME, CheckpointCommit
 from pipeline.training.config import TrainConfig, plan_batch
 from pipeline.training.device import choose_device
+from pipeline.training.launch.ray_train import Gang, cluster_gpus, train_on_ray
 from pipeline.training.loop import TrainResult
-from pipeline.training.mesh import plan_mesh
-from pipeline.training.model import check_fits, model_config, read_model_config
-from pipeline.training.module_factory import check_module
-from pipeline.training.module_task import check_supported
-from pipeline.training.ray_train import Gang, cluster_gpus, train_on_ray
-from pipeline.training.schedule import check_schedule
+from pipeline.training.parallel.mesh import plan_mesh
+from pipeline.training.parallel.sharding import check_precision
 from pipeline.training.session import TrainJob
-from pipeline.training.sharding import check_precision
+from pipeline.training.tasks.model import check_fits, model_config, read_model_config
+from pipeline.training.tasks.module_factory import check_module
+from pipeline.training.tasks.module_task import check_supported
+from pipeline.training.updates.schedule import check_schedule
 from pipeline.training.worker import backend_of
 
 _KEPT = (DCP_DIRECTORY, CONFIG_NAME, MODULE_FILE, TOKENIZER_NAME, STATE_NAME, COMMIT_NAME)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from pipeline.errors import PipelineError
-from pipeline.training.launched import run_job
+from pipeline.training.launch.launched import run_job
 
 
 def main() -> int:

@@ -14,14 +14,14 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from pipeline.errors import StageError
-from pipeline.training.checkpoint import TrainingState
-from pipeline.training.commit import CheckpointCommit
-from pipeline.training.mesh import set_pass
-from pipeline.training.optimizer import clip_gradients, set_learning_rate
+from pipeline.training.checkpoints.checkpoint import TrainingState
+from pipeline.training.checkpoints.commit import CheckpointCommit
+from pipeline.training.parallel.mesh import set_pass
 from pipeline.training.reporter import Reporter
-from pipeline.training.schedule import learning_rate
 from pipeline.training.session import Session, TrainJob, open_session
-from pipeline.training.task import Unit
+from pipeline.training.tasks.task import Unit
+from pipeline.training.updates.optimizer import clip_gradients, set_learning_rate
+from pipeline.training.updates.schedule import learning_rate
 from pipeline.training.worker import WorkerContext, joined
 
 

@@ -11,17 +11,17 @@ from typing import Any
 from torch import nn, optim
 
 from pipeline.artifacts.store import open_store
-from pipeline.training.checkpoint import Checkpointer, seed_rank, start_generation
+from pipeline.training.checkpoints.checkpoint import Checkpointer, seed_rank, start_generation
 from pipeline.training.config import BatchPlan, TrainConfig, plan_batch
-from pipeline.training.language_task import LanguageTask
-from pipeline.training.mesh import MeshPlan, make_mesh, plan_mesh
-from pipeline.training.model import num_parameters
-from pipeline.training.module_task import ModuleTask
-from pipeline.training.optimizer import build_adamw
-from pipeline.training.schedule import check_schedule
-from pipeline.training.sharding import check_precision, check_reductions, shard_model
+from pipeline.training.parallel.mesh import MeshPlan, make_mesh, plan_mesh
+from pipeline.training.parallel.sharding import check_precision, check_reductions, shard_model
 from pipeline.training.speed import Speedometer, peak_flops_of
-from pipeline.training.task import Task
+from pipeline.training.tasks.language_task import LanguageTask
+from pipeline.training.tasks.model import num_parameters
+from pipeline.training.tasks.module_task import ModuleTask
+from pipeline.training.tasks.task import Task
+from pipeline.training.updates.optimizer import build_adamw
+from pipeline.training.updates.schedule import check_schedule
 from pipeline.training.worker import WorkerContext
 
 

@@ -148,8 +148,8 @@ def test_broad_excepts_stand_only_at_process_boundaries() -> None:
         "pipeline/serving/engine/engine.py",
         "pipeline/serving/engine/micro_batcher.py",
         "pipeline/serving/engine/engine_thread.py",
-        "pipeline/training/checkpoint.py",
-        "pipeline/training/spawn.py",
+        "pipeline/training/checkpoints/checkpoint.py",
+        "pipeline/training/launch/spawn.py",
     }
     found = [
         f"{relative(path)}:{node.lineno}"

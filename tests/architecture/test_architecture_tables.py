@@ -50,7 +50,7 @@ SOURCE = {
     path: path.read_text()
     for folder in ("pipeline", "converters")
     for path in (PROJECT / folder).rglob("*.py")
-    if path.name not in ("parameters.py", "serve_parameters.py")
+    if path.name not in ("parameters.py", "serve_parameters.py", "train_parameters.py")
 }
 
 

@@ -13,8 +13,8 @@ from pipeline.data.packed import PackedDataset
 from pipeline.data.packing import PackingPlan, write_dataset
 from pipeline.data.split import split
 from pipeline.training.config import TrainConfig
+from pipeline.training.launch.spawn import free_port
 from pipeline.training.session import TrainJob
-from pipeline.training.spawn import free_port
 from pipeline.training.worker import WorkerContext
 
 SEQUENCE_LENGTH = 16

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlan
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from pipeline.data.packed import PackedDataset
-from pipeline.training.commit import CheckpointCommit
+from pipeline.training.checkpoints.commit import CheckpointCommit
 from pipeline.training.loop import TrainResult, take_step, train
 from pipeline.training.reporter import SilentReporter
 from pipeline.training.session import TrainJob, open_session

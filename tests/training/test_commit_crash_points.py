@@ -13,7 +13,14 @@ import pytest
 
 from pipeline.artifacts.manifest import FileEntry
 from pipeline.errors import CheckpointError
-from pipeline.training.commit import AttemptKey, claim_generation, commit, find_resumable, retain, write_vote
+from pipeline.training.checkpoints.commit import (
+    AttemptKey,
+    claim_generation,
+    commit,
+    find_resumable,
+    retain,
+    write_vote,
+)
 
 WORLD = 2
 KEEP = 2

@@ -11,8 +11,8 @@ from rank_functions import train_recorded
 
 from pipeline.artifacts.store import open_store
 from pipeline.errors import ParameterError, StageError
-from pipeline.training.commit import find_resumable
-from pipeline.training.launched import LineReporter, read_job, run_job
+from pipeline.training.checkpoints.commit import find_resumable
+from pipeline.training.launch.launched import LineReporter, read_job, run_job
 
 JOB = """\
 dataset: {dataset}
@@ -104,7 +104,7 @@ def test_what_a_rank_raises_names_the_rank_of_its_launcher(job_file: Path, monke
     def fail(*given, **named):
         raise ValueError("a bug")
 
-    monkeypatch.setattr("pipeline.training.launched.train", fail)
+    monkeypatch.setattr("pipeline.training.launch.launched.train", fail)
     place = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
     with pytest.raises(StageError, match="rank 1: ValueError: a bug"):
         run_job(job_file, environment=place, stream=sys.stdout)

@@ -18,10 +18,10 @@ from pipeline.errors import ParameterError
 from pipeline.models.module_file import InputSpec, ModuleFile
 from pipeline.training.config import TrainConfig, plan_batch
 from pipeline.training.failure import as_pipeline_error
-from pipeline.training.module_factory import check_module
-from pipeline.training.module_task import module_blocks
+from pipeline.training.launch.spawn import spawn
 from pipeline.training.session import TrainJob
-from pipeline.training.spawn import spawn
+from pipeline.training.tasks.module_factory import check_module
+from pipeline.training.tasks.module_task import module_blocks
 
 HERE = str(Path(__file__).parent)
 FLOAT32_TOLERANCE = 2e-5

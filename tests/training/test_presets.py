@@ -10,10 +10,10 @@ import torch.distributed as dist
 from rank_functions import StoppedError, StoppingRows, train_recorded
 
 from pipeline.errors import ParameterError
+from pipeline.training.launch.spawn import spawn
 from pipeline.training.loop import take_step
-from pipeline.training.mesh import plan_mesh
+from pipeline.training.parallel.mesh import plan_mesh
 from pipeline.training.session import TrainJob, open_session
-from pipeline.training.spawn import spawn
 from pipeline.training.worker import WorkerContext, joined
 
 TIMEOUT_SECONDS = 180.0

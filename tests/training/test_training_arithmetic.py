@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pipeline.errors import ParameterError
 from pipeline.training.config import TrainConfig, plan_batch
 from pipeline.training.device import check_device_present, choose_device, peak_flops
-from pipeline.training.schedule import check_schedule, learning_rate
-from pipeline.training.sharding import check_precision
+from pipeline.training.parallel.sharding import check_precision
 from pipeline.training.speed import Speedometer
+from pipeline.training.updates.schedule import check_schedule, learning_rate
 
 
 def config(**fields) -> TrainConfig:

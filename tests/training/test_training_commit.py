@@ -9,7 +9,7 @@ import pytest
 from pipeline.artifacts.manifest import FileEntry
 from pipeline.artifacts.store import Store, open_store
 from pipeline.errors import CheckpointError
-from pipeline.training.commit import (
+from pipeline.training.checkpoints.commit import (
     AttemptKey,
     CheckpointCommit,
     claim_generation,

@@ -14,11 +14,11 @@ from rank_functions import Recorder, StoppedError, StoppingRows, stored_tensors,
 from pipeline.artifacts.store import open_store
 from pipeline.data.packed import PackedDataset
 from pipeline.errors import CheckpointError, ParameterError, StageError
-from pipeline.training.commit import find_resumable
+from pipeline.training.checkpoints.commit import find_resumable
 from pipeline.training.loop import train
-from pipeline.training.loss import loss_sum, to_device, validation_loss
-from pipeline.training.model import build_model, model_config
 from pipeline.training.session import open_session
+from pipeline.training.tasks.loss import loss_sum, to_device, validation_loss
+from pipeline.training.tasks.model import build_model, model_config
 from pipeline.training.worker import joined
 
 FLOAT32_TOLERANCE = 2e-5

@@ -8,14 +8,14 @@ import torch
 from conftest import TINY_MODEL
 
 from pipeline.errors import ParameterError
-from pipeline.training.model import (
+from pipeline.training.parallel.tied_parameters import tied_names
+from pipeline.training.tasks.model import (
     build_model,
     check_fits,
     flops_per_token,
     model_config,
     num_parameters,
     read_model_config,
-    tied_names,
 )
 
 

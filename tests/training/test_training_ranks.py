@@ -15,9 +15,9 @@ from rank_functions import (
 )
 
 from pipeline.errors import ClusterError, StageError
+from pipeline.training.launch.spawn import spawn
 from pipeline.training.loop import take_step
 from pipeline.training.session import open_session
-from pipeline.training.spawn import spawn
 from pipeline.training.worker import joined
 
 TIMEOUT_SECONDS = 120.0

@@ -14,7 +14,7 @@ from pipeline.errors import ClusterError, StageError
 from pipeline.stages.protocol import Report
 from pipeline.stages.reporting import BufferedReporter
 from pipeline.training.device import DeviceChoice
-from pipeline.training.ray_train import Gang, train_on_ray
+from pipeline.training.launch.ray_train import Gang, train_on_ray
 
 pytestmark = pytest.mark.ray
 

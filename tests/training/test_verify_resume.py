@@ -12,9 +12,9 @@ from rank_functions import train_recorded
 from pipeline.data.packed import PackedDataset
 from pipeline.diagnostics.verify_resume import Experiment, default_kills, train_all, verify_resume
 from pipeline.errors import ClusterError, ParameterError
-from pipeline.training.spawn import free_port
-from pipeline.training.state_difference import state_differences
-from pipeline.training.watched_rows import WatchedRows, digests_of, read_rows
+from pipeline.training.checkpoints.state_difference import state_differences
+from pipeline.training.launch.spawn import free_port
+from pipeline.training.tasks.watched_rows import WatchedRows, digests_of, read_rows
 from pipeline.training.worker import WorkerContext
 
 
@@ -63,7 +63,7 @@ def experiment(make_job, tmp_path: Path, monkeypatch):
             config=job.config, open_dataset=open_dataset, project_root=".", work=tmp_path / "work"
         )
         if is_own_process:
-            monkeypatch.setattr("pipeline.training.watched_rows.os.kill", die)
+            monkeypatch.setattr("pipeline.training.tasks.watched_rows.os.kill", die)
         return verify_resume(made, **given)
 
     return run

@@ -25,10 +25,10 @@ from pipeline.training.config import TrainConfig
 from pipeline.training.device import choose_device, num_cuda_devices
 from pipeline.training.failure import as_pipeline_error
 from pipeline.training.loop import TrainResult, train
-from pipeline.training.model import read_model_config
 from pipeline.training.rank_sources import ENVIRONMENT_STORE, derive_place
 from pipeline.training.reporter import SilentReporter
 from pipeline.training.session import TrainJob
+from pipeline.training.tasks.model import read_model_config
 from pipeline.training.worker import WorkerContext
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

@@ -18,7 +18,7 @@ from torch import nn
 
 from pipeline.errors import ParameterError, nearest_name
 from pipeline.models.module_file import BATCH, InputSpec, ModuleFile
-from pipeline.training.rows import ArrayRows
+from pipeline.training.tasks.rows import ArrayRows
 
 _TRIED_ROWS = 3
 """Examples of the forward pass that is made to see whether the module fits; more than one, and no round number."""

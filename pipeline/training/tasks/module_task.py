@@ -14,12 +14,12 @@ from torch import nn
 
 from pipeline.errors import ParameterError
 from pipeline.models.module_file import MODULE_FILE
-from pipeline.training.buffers import agree_on_buffers
 from pipeline.training.config import BatchPlan, TrainConfig
-from pipeline.training.loss import held_out_rows
-from pipeline.training.module_factory import build_module, module_file, output_of
-from pipeline.training.rows import ArrayRows, Examples
-from pipeline.training.task import Unit
+from pipeline.training.tasks.buffers import agree_on_buffers
+from pipeline.training.tasks.loss import held_out_rows
+from pipeline.training.tasks.module_factory import build_module, module_file, output_of
+from pipeline.training.tasks.rows import ArrayRows, Examples
+from pipeline.training.tasks.task import Unit
 from pipeline.training.worker import WorkerContext
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeline.training.rows import TokenRows
+from pipeline.training.tasks.rows import TokenRows
 from pipeline.training.worker import WorkerContext
 
 IGNORED = -100

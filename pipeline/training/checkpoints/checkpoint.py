@@ -2,7 +2,7 @@
 
 Owns what a checkpoint holds (model, optimizer, RNG of each rank, position, the model's description) and how ranks agree
 on it. Knows nothing of when to save. The one decision: torch.distributed.checkpoint writes the bytes, and the commit
-protocol of `pipeline.training.commit` alone says whether they count; DCP's own metadata file is no commit mark.
+protocol of `checkpoints/commit.py` alone says whether they count; DCP's own metadata file is no commit mark.
 
 The DCP state dict is `{"model": ..., "optimizer": ...}`, so model tensors are keys `model.<name in torch>`.
 """
@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from pipeline.artifacts.manifest import FileEntry, sha256_of
 from pipeline.artifacts.store import Store
 from pipeline.errors import CheckpointError, PipelineError
-from pipeline.training.commit import (
+from pipeline.training.checkpoints.commit import (
     AttemptKey,
     CheckpointCommit,
     claim_generation,
@@ -32,7 +32,7 @@ from pipeline.training.commit import (
     retain,
     write_vote,
 )
-from pipeline.training.model import tied_names
+from pipeline.training.parallel.tied_parameters import tied_names
 from pipeline.training.reporter import Reporter
 from pipeline.training.worker import WorkerContext
 

@@ -14,8 +14,8 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from pipeline.artifacts.store import open_store
-from pipeline.training.checkpoint import DCP_DIRECTORY
-from pipeline.training.commit import CheckpointCommit
+from pipeline.training.checkpoints.checkpoint import DCP_DIRECTORY
+from pipeline.training.checkpoints.commit import CheckpointCommit
 
 MAX_NAMED = 3
 

@@ -98,16 +98,6 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return list(decoder.layers)
 
 
-def tied_names(model: nn.Module) -> dict[str, str]:
-    """Names that stand for a parameter listed under another name, with that name."""
-    first = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {
-        name: first[id(parameter)]
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-        if name != first[id(parameter)]
-    }
-
-
 def num_parameters(model: nn.Module) -> int:
     """Elements of all parameters, tied ones once."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
-from pipeline.training.checkpoint import CONFIG_NAME, TOKENIZER_NAME
+from pipeline.training.checkpoints.checkpoint import CONFIG_NAME, TOKENIZER_NAME
 from pipeline.training.config import BatchPlan, TrainConfig
-from pipeline.training.loss import loss_sum, to_device, validation_loss
-from pipeline.training.model import blocks_of, build_model, check_fits, flops_per_token, model_config
-from pipeline.training.rows import TokenRows
-from pipeline.training.task import Unit
+from pipeline.training.tasks.loss import loss_sum, to_device, validation_loss
+from pipeline.training.tasks.model import blocks_of, build_model, check_fits, flops_per_token, model_config
+from pipeline.training.tasks.rows import TokenRows
+from pipeline.training.tasks.task import Unit
 from pipeline.training.worker import WorkerContext
 
 

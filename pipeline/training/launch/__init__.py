@@ -1,0 +1,1 @@
+"""From a job to ranks: Ray Train, a launcher, or plain processes."""

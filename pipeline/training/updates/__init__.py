@@ -1,0 +1,1 @@
+"""How gradients change parameters."""
