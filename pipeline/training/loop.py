@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
 
 from pipeline.errors import StageError
+from pipeline.training.accumulation import accumulate
 from pipeline.training.checkpoints.checkpoint import TrainingState
 from pipeline.training.checkpoints.commit import CheckpointCommit
-from pipeline.training.parallel.mesh import set_pass
 from pipeline.training.reporter import Reporter
 from pipeline.training.session import Session, TrainJob, open_session
 from pipeline.training.tasks.task import Unit
@@ -72,18 +71,9 @@ def take_step(session: Session, step: int) -> StepOutcome:
     Raises:
         StageError: the gradient norm is not finite; all ranks raise it, for they see the same norm.
     """
-    config, plan, worker, model = session.config, session.plan, session.worker, session.model
-    rows = session.task.rows(step, plan=plan, worker=worker, seed=config.seed)
-    total = torch.zeros((), device=worker.torch_device)
-    # FSDP averages gradients over ranks; this turns the average of local sums into the mean over all units.
-    scale = worker.world_size / plan.units_per_step
-    for micro in range(plan.accumulation):
-        if plan.accumulation > 1 and isinstance(model, FSDPModule):
-            set_pass(model, session.mesh_plan, is_last=micro == plan.accumulation - 1)
-        first = micro * plan.rows_per_micro_batch
-        loss = session.task.loss_sum(model, rows, slice(first, first + plan.rows_per_micro_batch), worker)
-        (loss * scale).backward()
-        total += loss.detach()
+    config, worker = session.config, session.worker
+    rows = session.task.rows(step, plan=session.plan, worker=worker, seed=config.seed)
+    total = accumulate(session, rows)
     norm = clip_gradients(session.parameters, max_norm=config.max_gradient_norm)
     if not math.isfinite(norm):
         raise StageError(
@@ -94,7 +84,7 @@ def take_step(session: Session, step: int) -> StepOutcome:
     set_learning_rate(session.optimizer, rate)
     session.optimizer.step()
     session.optimizer.zero_grad()
-    session.task.settle(model, worker)
+    session.task.settle(session.model, worker)
     return StepOutcome(loss_sum=total, gradient_norm=norm, learning_rate=rate)
 
 
