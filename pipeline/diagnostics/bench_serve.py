@@ -19,7 +19,7 @@ from pipeline.diagnostics.bench_result import BenchResult, BenchRow, machine_fac
 from pipeline.diagnostics.bench_serve_contest import Contest, Group
 from pipeline.diagnostics.bench_serve_material import Material
 from pipeline.diagnostics.bench_serve_side import THREADS
-from pipeline.diagnostics.bench_serve_turns import make_row, take_turns
+from pipeline.diagnostics.bench_turns import make_row, take_turns
 from pipeline.errors import UsageError, nearest_name
 
 GROUPS: tuple[Group, ...] = (

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.diagnostics.bench_serve_material import Material
 from pipeline.diagnostics.bench_serve_side import Side
-from pipeline.diagnostics.bench_serve_turns import Measure, RowSpec
+from pipeline.diagnostics.bench_turns import Measure, RowSpec
 
 _DIRECTORIES: Mapping[str, Callable[[Material], Path]] = {
     "ours": lambda material: material.flax_decoder,

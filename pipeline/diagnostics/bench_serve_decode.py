@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.diagnostics.bench_serve_contest import Contest, Group
-from pipeline.diagnostics.bench_serve_turns import Figures, Measure, RowSpec
+from pipeline.diagnostics.bench_turns import Figures, Measure, RowSpec
 
 _PROMPT_TOKENS = 16
 _NEW_TOKENS = 48

@@ -6,7 +6,7 @@ Owns the batches. The one decision: a batch counts only where its vectors are th
 from collections.abc import Callable, Mapping
 
 from pipeline.diagnostics.bench_serve_contest import Contest, Group
-from pipeline.diagnostics.bench_serve_turns import Figures, Measure, RowSpec
+from pipeline.diagnostics.bench_turns import Figures, Measure, RowSpec
 from pipeline.errors import StageError
 
 _BATCHES = (1, 8, 64)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from pipeline.diagnostics.bench_serve_contest import Contest, Group
 from pipeline.diagnostics.bench_serve_traffic import Arrival, poisson_arrivals, replay, summarize
-from pipeline.diagnostics.bench_serve_turns import Figures, Measure, RowSpec
+from pipeline.diagnostics.bench_turns import Figures, Measure, RowSpec
 
 MODEL = "bench"
 _ALLOWED_MS = 3.0

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.diagnostics.bench_serve_contest import Contest, Group
-from pipeline.diagnostics.bench_serve_turns import Figures, Measure, RowSpec
+from pipeline.diagnostics.bench_turns import Figures, Measure, RowSpec
 
 
 def _sides(contest: Contest) -> Mapping[str, Measure]:

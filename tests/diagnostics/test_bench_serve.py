@@ -22,7 +22,7 @@ from pipeline.diagnostics.bench_serve_traffic import (
     replay,
     summarize,
 )
-from pipeline.diagnostics.bench_serve_turns import RowSpec, make_row, take_turns
+from pipeline.diagnostics.bench_turns import RowSpec, make_row, take_turns
 from pipeline.errors import StageError, UsageError
 
 ROW = RowSpec(name="decode", unit="tokens/s", metric="rate", peers={"peer": "theirs"}, bar=2.0)
