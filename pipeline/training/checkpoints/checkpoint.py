@@ -4,13 +4,14 @@ Owns what a checkpoint holds (model, optimizer, RNG of each rank, position, the 
 on it. Knows nothing of when to save. The one decision: torch.distributed.checkpoint writes the bytes, and the commit
 protocol of `checkpoints/commit.py` alone says whether they count; DCP's own metadata file is no commit mark.
 
-The DCP state dict is `{"model": ..., "optimizer": ...}`, so model tensors are keys `model.<name in torch>`.
+The DCP state dict is `{"model": ..., "optimizer": ..., "extras": {<name>: ...}}`, so model tensors are keys
+`model.<name in torch>`.
 """
 
 import json
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +19,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.stateful import Stateful
 
 from pipeline.artifacts.manifest import FileEntry, sha256_of
 from pipeline.artifacts.store import Store
@@ -89,6 +92,9 @@ class Checkpointer:
     keep: int
     companions: Mapping[str, bytes]
     """Files kept beside the state: `config.json` and `tokenizer.json`, or `module.json`."""
+    extras: Mapping[str, Stateful] = field(default_factory=dict)
+    """What else is saved and restored, by name. A `state_dict()` holds DTensors, or values that are equal on all ranks;
+    its keys may not depend on how far training is, for they are asked for before the checkpoint is read."""
 
     def save(self, state: TrainingState) -> CheckpointCommit:
         """Write and commit a checkpoint; blocks until it is durable on every rank.
@@ -120,7 +126,10 @@ class Checkpointer:
         model_state, optimizer_state = get_state_dict(self.model, self.optimizer)
         for name in tied_names(self.model):
             model_state.pop(name)
-        return {"model": model_state, "optimizer": optimizer_state}
+        held = {"model": model_state, "optimizer": optimizer_state}
+        if self.extras:
+            held["extras"] = {name: extra.state_dict() for name, extra in self.extras.items()}
+        return held
 
     def _vote(self, key: AttemptKey, directory: Path, state: TrainingState) -> None:
         rank = self.worker.rank
@@ -152,13 +161,18 @@ class Checkpointer:
         rejected = list(found.rejected)
         for candidate in found.commits:
             try:
-                state = self._load(candidate)
+                directory, state = self._fetch(candidate)
+                # Before it is loaded: with other parameters there may be other tensors, or other extras.
+                is_same = state.identity == identity
+                if is_same:
+                    self._load(candidate, directory, state)
             except CheckpointError as error:
                 rejected.append(error.message)
                 continue
             for reason in rejected:
                 reporter.note(f"checkpoint not usable, an older one is taken: {reason}")
-            _check_identity(state.identity, identity, where=candidate.key.prefix)
+            if not is_same:
+                raise _other_identity(state.identity, identity, where=candidate.key.prefix)
             return Resumed(state=state, commit=candidate)
         if rejected:
             raise CheckpointError(
@@ -170,8 +184,10 @@ class Checkpointer:
             reporter.note(f"{found.num_uncommitted} checkpoints were never committed and are ignored")
         return None
 
-    def _load(self, found: CheckpointCommit) -> TrainingState:
-        directory, state = _together(self.worker, lambda: self._read(found), doing=f"read {found.key.prefix}")
+    def _fetch(self, found: CheckpointCommit) -> tuple[Path, TrainingState]:
+        return _together(self.worker, lambda: self._read(found), doing=f"read {found.key.prefix}")
+
+    def _load(self, found: CheckpointCommit, directory: Path, state: TrainingState) -> None:
         loaded = self._held()
         _together(
             self.worker,
@@ -183,11 +199,12 @@ class Checkpointer:
         set_state_dict(
             self.model, self.optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"]
         )
+        for name, extra in self.extras.items():
+            extra.load_state_dict(loaded["extras"][name])
         if found.world_size == self.worker.world_size:
             _set_rng_state(self.worker, torch.load(directory / _rank_file(self.worker.rank), weights_only=True))
         else:
             seed_rank(self.worker, seed=state.seed, step=state.step)
-        return state
 
     def _read(self, found: CheckpointCommit) -> tuple[Path, TrainingState]:
         """Fetch the files, check this rank's share of them against the commit, and read the state."""
@@ -247,30 +264,32 @@ def _set_rng_state(worker: WorkerContext, state: Mapping[str, torch.Tensor]) -> 
         torch.cuda.set_rng_state(state["cuda"], worker.torch_device)
 
 
-def _check_identity(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, where: str) -> None:
+def _other_identity(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, where: str) -> CheckpointError:
     different = [
         f"{name}: {saved.get(name)!r} then, {wanted.get(name)!r} now"
         for name in sorted({*saved, *wanted})
         if saved.get(name) != wanted.get(name)
     ]
-    if different:
-        raise CheckpointError(
-            f"{where} was written by a run with other parameters: " + "; ".join(different),
-            hint="a schedule is not continued with another horizon; use another workspace to start anew",
-        )
+    return CheckpointError(
+        f"{where} was written by a run with other parameters: " + "; ".join(different),
+        hint="a schedule is not continued with another horizon; use another workspace to start anew",
+    )
 
 
 def _together(worker: WorkerContext, act: Callable[[], ValueT], *, doing: str) -> ValueT:
     """Do `act` on every rank and agree: where one rank fails, all raise and name it."""
-    problem: str | None = None
+    problem: dict[int, str] = {}
     value: ValueT | None = None
     try:
         value = act()
+    except CheckpointException as error:  # of DCP: the same on every rank, and no Exception but a BaseException
+        problem = {rank: f"{type(cause).__name__}: {cause}" for rank, (cause, _) in error.failures.items()}
     except Exception as error:  # every rank must learn of it, whatever it is, or the others wait for ever
-        problem = f"{type(error).__name__}: {error}"
-    problems: list[str | None] = [None] * worker.world_size
+        problem = {worker.rank: f"{type(error).__name__}: {error}"}
+    problems: list[dict[int, str]] = [{}] * worker.world_size
     dist.all_gather_object(problems, problem)
-    failed = [f"rank {rank}: {text}" for rank, text in enumerate(problems) if text is not None]
+    by_rank = {rank: text for found in problems for rank, text in found.items()}
+    failed = [f"rank {rank}: {text}" for rank, text in sorted(by_rank.items())]
     if failed:
         raise CheckpointError(f"cannot {doing}: " + "; ".join(failed))
     return value  # type: ignore[return-value]
