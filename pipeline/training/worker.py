@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.training.device import check_device_present
+from pipeline.training.host_memory import keep_freed_memory
 from pipeline.training.rank_sources import ENVIRONMENT_STORE
 
 COLLECTIVE_TIMEOUT_SECONDS = 300.0
@@ -67,6 +68,7 @@ def joined(worker: WorkerContext) -> Iterator[None]:
     """
     if worker.num_threads is not None:
         torch.set_num_threads(worker.num_threads)
+    keep_freed_memory()
     check_device_present(worker.device)
     if worker.device == "cuda":
         torch.cuda.set_device(worker.torch_device)
