@@ -22,12 +22,30 @@ def digests(parameters: ImportCheckpointParameters, project_root: Path) -> Mappi
     Raises:
         ParameterError: there are no such files.
     """
-    if is_remote(parameters.source):
-        return {"source": importlib.import_module(REMOTE_BACKEND).digest(parameters.source)}
+    return {"source": digest_of(parameters.source, project_root)}
+
+
+def digest_of(source: str, project_root: Path) -> str:
+    """Digest of a checkpoint's files as they are now.
+
+    Raises:
+        ParameterError: there are no such files.
+    """
+    if is_remote(source):
+        remote: str = importlib.import_module(REMOTE_BACKEND).digest(source)
+        return remote
     hasher = hashlib.sha256()
-    for file in checkpoint_files(parameters.source, project_root):
+    for file in checkpoint_files(source, project_root):
         hasher.update(f"{file.name}\0{sha256_of(file.path)}\0".encode())
-    return {"source": f"sha256:{hasher.hexdigest()}"}
+    return f"sha256:{hasher.hexdigest()}"
+
+
+def local_place(source: str, project_root: Path) -> str:
+    """The path of a local checkpoint, whatever the working directory; a URL as it is."""
+    if is_remote(source):
+        return source
+    plain = urlsplit(source).path if source.startswith("file://") else source
+    return str(project_root / Path(plain).expanduser())
 
 
 def checkpoint_files(source: str, project_root: Path) -> list[SourceFile]:
@@ -36,8 +54,7 @@ def checkpoint_files(source: str, project_root: Path) -> list[SourceFile]:
     Raises:
         ParameterError: nothing is there.
     """
-    plain = urlsplit(source).path if source.startswith("file://") else source
-    path = project_root / Path(plain).expanduser()
+    path = Path(local_place(source, project_root))
     if path.is_file():
         return [SourceFile(name=path.name, path=path)]
     files = [

@@ -42,10 +42,22 @@ def _parse(value: object) -> object:
     return value
 
 
+def _parse_or_keep(value: object) -> object:
+    """A path stays as it is; what begins like a reference must be one."""
+    return _parse(value) if isinstance(value, str) and value.startswith("${") else value
+
+
 _SCHEMA = WithJsonSchema({"type": "string", "pattern": _REFERENCE.pattern, "description": REFERENCE_FORM})
 
 DatasetInput = Annotated[OutputReference, BeforeValidator(_parse), _SCHEMA, Accepts(("dataset",))]
 CheckpointInput = Annotated[OutputReference, BeforeValidator(_parse), _SCHEMA, Accepts(("checkpoint",))]
+CheckpointOrPlace = Annotated[
+    OutputReference | str,
+    BeforeValidator(_parse_or_keep),
+    WithJsonSchema({"type": "string", "description": f"{REFERENCE_FORM}, a path or an fsspec URL"}),
+    Accepts(("checkpoint",)),
+]
+"""A checkpoint of the flow, or of anywhere else; what is there is identity, by the kind's `sources`."""
 FlaxModelInput = Annotated[OutputReference, BeforeValidator(_parse), _SCHEMA, Accepts(("flax-model",))]
 EvidenceInput = Annotated[OutputReference, BeforeValidator(_parse), _SCHEMA, Accepts(("report",))]
 ExportInput = Annotated[OutputReference, BeforeValidator(_parse), _SCHEMA, Accepts(("flax-model", "checkpoint"))]

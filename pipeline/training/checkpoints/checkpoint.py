@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
 
 from pipeline.artifacts.manifest import FileEntry, sha256_of
@@ -92,6 +92,8 @@ class Checkpointer:
     keep: int
     companions: Mapping[str, bytes]
     """Files kept beside the state: `config.json` and `tokenizer.json`, or `module.json`."""
+    trained_only: bool = False
+    """True where parameters that are not trained are left out, because they come from elsewhere at every start."""
     extras: Mapping[str, Stateful] = field(default_factory=dict)
     """What else is saved and restored, by name. A `state_dict()` holds DTensors, or values that are equal on all ranks;
     its keys may not depend on how far training is, for they are asked for before the checkpoint is read."""
@@ -123,13 +125,17 @@ class Checkpointer:
 
     def _held(self) -> dict[str, dict[str, Any]]:
         """The DCP state dict; a tied tensor is held once, under its first name."""
-        model_state, optimizer_state = get_state_dict(self.model, self.optimizer)
+        model_state, optimizer_state = get_state_dict(self.model, self.optimizer, options=self._options)
         for name in tied_names(self.model):
-            model_state.pop(name)
+            model_state.pop(name, None)
         held = {"model": model_state, "optimizer": optimizer_state}
         if self.extras:
             held["extras"] = {name: extra.state_dict() for name, extra in self.extras.items()}
         return held
+
+    @property
+    def _options(self) -> StateDictOptions:
+        return StateDictOptions(ignore_frozen_params=self.trained_only, strict=not self.trained_only)
 
     def _vote(self, key: AttemptKey, directory: Path, state: TrainingState) -> None:
         rank = self.worker.rank
@@ -195,9 +201,14 @@ class Checkpointer:
             doing=f"load {found.key.prefix}",
         )
         for name, kept in tied_names(self.model).items():
-            loaded["model"][name] = loaded["model"][kept]
+            if kept in loaded["model"]:
+                loaded["model"][name] = loaded["model"][kept]
         set_state_dict(
-            self.model, self.optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"]
+            self.model,
+            self.optimizer,
+            model_state_dict=loaded["model"],
+            optim_state_dict=loaded["optimizer"],
+            options=self._options,
         )
         for name, extra in self.extras.items():
             extra.load_state_dict(loaded["extras"][name])

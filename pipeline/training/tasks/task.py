@@ -37,6 +37,10 @@ class Task(Protocol):
         """The module with initial weights that depend on `seed` alone; the same on every rank."""
         ...
 
+    def build_empty(self, *, seed: int) -> nn.Module:
+        """The module for weights that are stored: parameters may be on the meta device, buffers have their values."""
+        ...
+
     def prepare(self, model: nn.Module, config: TrainConfig) -> None:
         """Recompute activations as the config says, before sharding."""
         ...

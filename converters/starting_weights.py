@@ -1,0 +1,69 @@
+"""A checkpoint as training reads it: the model's own names, float32, one tensor at a time.
+
+Owns that view of any checkpoint, and the files that go with it. Knows nothing of sharding. The one decision: whoever
+launches training hands `open_weights` to it as a value, because training lies below this package and may not import it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from converters.location import locate
+from converters.operations import FLOAT_DTYPES, Array, Shape
+from converters.readers import open_source
+from converters.source import CheckpointSource
+from converters.wrappers import canonical_names
+
+
+class NamedWeights:
+    """An open checkpoint; holds headers, no weights."""
+
+    def __init__(self, source: CheckpointSource, *, origin: str) -> None:
+        self.origin = origin
+        self._source = source
+        self._stored = canonical_names(source.headers)
+        self.shapes: Mapping[str, Shape] = MappingProxyType(
+            {name: source.headers[stored].shape for name, stored in self._stored.items()}
+        )
+
+    def read(self, name: str) -> Array:
+        """One tensor, floats in float32.
+
+        Raises:
+            CheckpointError: a file is missing, truncated or altered; names it.
+        """
+        array = self._source.read(self._stored[name])
+        is_float = str(array.dtype) in (*FLOAT_DTYPES, "float64")
+        return np.ascontiguousarray(array, dtype=np.float32 if is_float else None)
+
+    def config(self) -> dict[str, Any]:
+        """The transformers config of the model.
+
+        Raises:
+            ArtifactError: there is none, or it is malformed.
+            CheckpointError: the format describes the model in a way that no config expresses.
+        """
+        return self._source.config()
+
+    def companions(self) -> dict[str, bytes]:
+        """Tokenizer and the like by file name.
+
+        Raises:
+            CheckpointError: one exists and cannot be read.
+        """
+        return self._source.companions()
+
+
+def open_weights(place: str) -> NamedWeights:
+    """Open the checkpoint at a path or fsspec URL; reads headers only.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or it cannot be fetched.
+        ConversionError: two stored names are one tensor without their wrappers.
+        ParameterError: the URL cannot be opened, or holds no file.
+    """
+    path: Path = locate(place)
+    return NamedWeights(open_source(path), origin=place)

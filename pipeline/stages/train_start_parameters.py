@@ -1,0 +1,21 @@
+"""Parameters of `train.fsdp` that say what is trained on top of weights that exist.
+
+Owns their names, types, defaults and ranges. Knows nothing of how adapters work.
+"""
+
+from pydantic import Field
+
+from pipeline.stages.parameter_fields import Parameters
+
+
+class LoraParameters(Parameters):
+    """Adapters of low rank beside linear layers (LoRA): they alone are trained, and merged at the end."""
+
+    rank: int = Field(8, ge=1, description="Width of an adapter.")
+    alpha: float = Field(16.0, gt=0.0, description="An adapter's output counts alpha / rank.")
+    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="Of an adapter's input, while training.")
+    targets: list[str] = Field(
+        default_factory=list,
+        description="Ends of the names of the linear layers that get one, such as `q_proj`; all but the head when "
+        "empty.",
+    )

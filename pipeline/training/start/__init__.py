@@ -1,0 +1,1 @@
+"""Where training starts: weights that exist, and adapters on them."""
