@@ -2,11 +2,12 @@
 
 Owns the shape of `manifest.json` and its reading. Knows nothing of how it was made. The one decision: every file of
 the dataset is listed with its size and sha256, so a damaged dataset is named file by file and never trained on.
+Schema 2 added where documents begin, which the ids alone do not say: text may hold the end-of-text token itself.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pipeline.errors import ArtifactError
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
-SCHEMA = 1
+SCHEMA = 2
 AGAIN = "run the data stage again"
 
 
@@ -40,6 +41,18 @@ class SplitEntry:
     """Tokens of the stream, ends of text included, before the tail that fills no row was dropped."""
     num_rows: int
     shards: tuple[ShardEntry, ...]
+    documents: tuple[ShardEntry, ...]
+    """For each shard, int64 [documents]: where documents begin, in tokens after the first of the shard."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Streaming:
+    """Of a dataset whose shards stay where they are."""
+
+    location: str
+    """fsspec URL of the directory that holds them."""
+    shuffled_shards: int
+    """Shards whose rows are mixed with each other; the order goes through that many at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +70,13 @@ class Manifest:
     splits: Mapping[str, SplitEntry]
     source: Mapping[str, Any]
     schema: int = SCHEMA
+    streaming: Streaming | None = None
+    """None where the shards lie beside this manifest."""
+
+    def write(self, directory: Path) -> None:
+        """Write `manifest.json` into `directory`."""
+        text = json.dumps(asdict(self), indent=2, sort_keys=True)
+        (directory / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, directory: Path) -> "Manifest":
@@ -65,11 +85,18 @@ class Manifest:
         Raises:
             ArtifactError: it is missing, not JSON, or of another schema.
         """
-        path = directory / MANIFEST_NAME
-        raw = read_raw_manifest(directory)
+        return cls.parse(read_raw_manifest(directory), path=str(directory / MANIFEST_NAME))
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any], *, path: str) -> "Manifest":
+        """Take the JSON of a `manifest.json` that was read from `path`.
+
+        Raises:
+            ArtifactError: it is damaged, of another schema or of another kind of dataset.
+        """
         if "kind" in raw:
             raise ArtifactError(
-                f"{directory}: a dataset of {raw['kind']}, and rows of tokens are wanted",
+                f"{path}: a dataset of {raw['kind']}, and rows of tokens are wanted",
                 hint="use the output of `data.text` here",
             )
         if raw.get("schema") != SCHEMA:
@@ -79,10 +106,17 @@ class Manifest:
             )
         try:
             splits = {
-                name: SplitEntry(**{**entry, "shards": tuple(ShardEntry(**shard) for shard in entry["shards"])})
+                name: SplitEntry(
+                    **{
+                        **entry,
+                        "shards": tuple(ShardEntry(**shard) for shard in entry["shards"]),
+                        "documents": tuple(ShardEntry(**shard) for shard in entry["documents"]),
+                    }
+                )
                 for name, entry in raw.pop("splits").items()
             }
-            return cls(splits=splits, **raw)
+            streaming = raw.pop("streaming", None)
+            return cls(splits=splits, streaming=None if streaming is None else Streaming(**streaming), **raw)
         except (TypeError, KeyError, AttributeError) as error:
             raise ArtifactError(f"{path}: damaged ({error})", hint=AGAIN) from error
 

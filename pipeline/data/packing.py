@@ -1,15 +1,15 @@
 """Documents to packed token shards: the whole work of `data.text`, without the stage around it.
 
-Owns the layout of a dataset directory (`train-00000.npy`, `validation-00000.npy`, `tokenizer.json`, `manifest.json`).
-Knows nothing of stages or trackers. The one decision: a row holds T + 1 tokens and overlaps the next row by one, so
-every token of the stream is a target exactly once and a row is a training example by itself.
+Owns the layout of a dataset directory (`train-00000.npy`, `train-00000.documents.npy`, the same for `validation`,
+`tokenizer.json`, `manifest.json`). Knows nothing of stages or trackers. The one decision: a row holds T + 1 tokens and
+overlaps the next row by one, so every token of the stream is a target exactly once and a row is a training example by
+itself.
 
 Shapes: T tokens in a training row; shards are [rows, T + 1].
 """
 
-import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.artifacts.manifest import sha256_of
-from pipeline.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, ShardEntry, SplitEntry
+from pipeline.data.manifest import TOKENIZER_NAME, Manifest, ShardEntry, SplitEntry
 from pipeline.data.shard_file import write_shard
 from pipeline.data.split import Split
 from pipeline.data.tokenizer import END_OF_TEXT, PADDING, encode, special_id, train_tokenizer
@@ -64,15 +64,18 @@ def write_dataset(
     splits: dict[str, SplitEntry] = {}
     for name, documents in (("train", split.train), ("validation", split.validation)):
         progress(f"packing {name}")
-        stream = np.concatenate([ids.astype(dtype) for ids in encode(tokenizer, documents)])
+        encoded = [ids.astype(dtype) for ids in encode(tokenizer, documents)]
+        starts = np.cumsum([0, *map(len, encoded[:-1])], dtype=np.int64)
+        stream = np.concatenate(encoded)
         rows = pack(stream, sequence_length=plan.sequence_length, split=name)
-        shards = _write_shards(rows, directory, prefix=name, rows_per_shard=_rows_per_shard(plan))
+        shards, beginnings = _write_shards(rows, starts, directory, prefix=name, plan=plan)
         splits[name] = SplitEntry(
             num_documents=len(documents),
             num_bytes=sum(len(document.text.encode()) for document in documents),
             num_tokens=len(stream),
             num_rows=len(rows),
-            shards=tuple(shards),
+            shards=shards,
+            documents=beginnings,
         )
     manifest = Manifest(
         sequence_length=plan.sequence_length,
@@ -85,7 +88,7 @@ def write_dataset(
         splits=splits,
         source=dict(source),
     )
-    (directory / MANIFEST_NAME).write_text(json.dumps(asdict(manifest), indent=2, sort_keys=True) + "\n")
+    manifest.write(directory)
     return manifest
 
 
@@ -104,10 +107,18 @@ def pack(stream: npt.NDArray[Any], *, sequence_length: int, split: str) -> npt.N
     return np.lib.stride_tricks.sliding_window_view(stream, sequence_length + 1)[::sequence_length][:num_rows]
 
 
-def _rows_per_shard(plan: PackingPlan) -> int:
-    return max(1, plan.shard_tokens // plan.sequence_length)
-
-
-def _write_shards(rows: npt.NDArray[Any], directory: Path, *, prefix: str, rows_per_shard: int) -> Iterable[ShardEntry]:
+def _write_shards(
+    rows: npt.NDArray[Any], starts: npt.NDArray[np.int64], directory: Path, *, prefix: str, plan: PackingPlan
+) -> tuple[tuple[ShardEntry, ...], tuple[ShardEntry, ...]]:
+    """Write rows [N, T + 1], and where documents begin; `starts` counts tokens of the stream."""
+    length, rows_per_shard = plan.sequence_length, max(1, plan.shard_tokens // plan.sequence_length)
+    shards, documents = [], []
     for number, first in enumerate(range(0, len(rows), rows_per_shard)):
-        yield write_shard(directory / f"{prefix}-{number:05d}.npy", rows[first : first + rows_per_shard])
+        part = rows[first : first + rows_per_shard]
+        # The last token of a shard is the first of the next one, and so is a document that begins there.
+        inside = starts[
+            np.searchsorted(starts, first * length) : np.searchsorted(starts, (first + len(part)) * length + 1)
+        ]
+        shards.append(write_shard(directory / f"{prefix}-{number:05d}.npy", part))
+        documents.append(write_shard(directory / f"{prefix}-{number:05d}.documents.npy", inside - first * length))
+    return tuple(shards), tuple(documents)

@@ -74,6 +74,36 @@ def test_ranks_read_disjoint_rows_of_the_step(dataset: Path) -> None:
     assert np.array_equal(whole[1::2], parts[1])
 
 
+def test_positions_restart_where_a_document_begins_and_nowhere_else(dataset: Path) -> None:
+    packed = PackedDataset.open(dataset)
+    tokenizer = Tokenizer.from_file(str(packed.tokenizer_path))
+    lengths = [len(tokenizer.encode(text(number)).ids) + 1 for number in range(10)]
+    in_document = np.concatenate([np.arange(length) for length in lengths])
+    chosen = np.arange(packed.num_rows("train"))
+    positions, rows = packed.positions("train", chosen), packed.rows("train", chosen)
+    begins = 0
+    for number, row in enumerate(positions):
+        first = number * packed.sequence_length
+        expected = in_document[first : first + packed.sequence_length + 1]
+        # A row that begins inside a document counts from its own first token.
+        cut = np.flatnonzero(expected[1:] == 0) + 1
+        expected = expected - np.where(np.arange(len(row)) < (cut[0] if len(cut) else len(row)), expected[0], 0)
+        assert row.tolist() == expected.tolist()
+        assert all(rows[number, place - 1] == packed.eos_token_id for place in cut)
+        begins += len(cut)
+    assert begins >= 9
+
+
+def test_ranks_get_the_positions_of_their_rows(dataset: Path) -> None:
+    packed = PackedDataset.open(dataset)
+    asked = {"rows_per_step": 4, "rank": 1, "world_size": 2, "seed": 3}
+    rows = packed.rows("train", np.arange(packed.num_rows("train")))
+    given, positions = packed.train_rows(5, **asked), packed.train_positions(5, **asked)
+    for row, places in zip(given, positions, strict=True):
+        same = np.flatnonzero((rows == row).all(axis=1))
+        assert any(np.array_equal(packed.positions("train", same[[n]])[0], places) for n in range(len(same)))
+
+
 def test_writing_again_gives_the_same_bytes(dataset: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
     again.mkdir()
@@ -97,7 +127,7 @@ def test_a_truncated_shard_is_named(dataset: Path) -> None:
         PackedDataset.open(dataset)
 
 
-@pytest.mark.parametrize("name", ["validation-00000.npy", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["validation-00000.npy", "train-00000.documents.npy", "tokenizer.json"])
 def test_an_altered_file_of_the_same_size_is_named(dataset: Path, name: str) -> None:
     content = bytearray((dataset / name).read_bytes())
     content[-3] ^= 1
@@ -113,7 +143,9 @@ def test_a_missing_file_is_named(dataset: Path, name: str) -> None:
         PackedDataset.open(dataset)
 
 
-@pytest.mark.parametrize("damage", ["{not json", "[]", '{"schema": 99}', '{"schema": 1, "splits": {}}'])
+@pytest.mark.parametrize(
+    "damage", ["{not json", "[]", '{"schema": 99}', '{"schema": 1}', '{"schema": 2, "splits": {}}']
+)
 def test_a_damaged_manifest_is_an_artifact_error(dataset: Path, damage: str) -> None:
     (dataset / "manifest.json").write_text(damage)
     with pytest.raises(ArtifactError, match=r"manifest\.json"):
