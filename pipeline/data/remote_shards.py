@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +179,10 @@ class RemoteShards:
 
     def _make_room(self, entry: ShardEntry) -> None:
         """Delete what was used longest ago; a file that is mapped stays readable for who has it."""
-        files = [(path.stat(), path) for path in self._cache.glob("*.npy")]
+        files = []
+        for path in self._cache.glob("*.npy"):
+            with suppress(FileNotFoundError):  # another rank makes room too
+                files.append((path.stat(), path))
         total = sum(status.st_size for status, _ in files) + entry.num_bytes
         for status, path in sorted(files, key=lambda item: item[0].st_mtime):
             if total <= self._limit:
