@@ -6,11 +6,16 @@ reading (device, batch arithmetic, vocabulary, precision) is refused here, befor
 """
 
 import functools
+import importlib
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from pydantic import TypeAdapter
+
+from converters.starting_weights import open_weights
 from pipeline.artifacts.store import Store, open_store
 from pipeline.data.arrays import ArrayDataset
 from pipeline.data.dataset import open_dataset
@@ -20,6 +25,7 @@ from pipeline.models.module_file import MODULE_FILE
 from pipeline.stages.parameters import TrainFsdpParameters
 from pipeline.stages.protocol import Report, Reporter, StageContext, StageResult
 from pipeline.stages.reporting import BufferedReporter
+from pipeline.stages.starting_point import StartingPoint, inherit, starting_point
 from pipeline.stages.user_module import is_function
 from pipeline.training.checkpoints.checkpoint import CONFIG_NAME, DCP_DIRECTORY, STATE_NAME, TOKENIZER_NAME
 from pipeline.training.checkpoints.commit import COMMIT_NAME, CheckpointCommit
@@ -28,16 +34,19 @@ from pipeline.training.device import choose_device
 from pipeline.training.launch.ray_train import Gang, cluster_gpus, train_on_ray
 from pipeline.training.loop import TrainResult
 from pipeline.training.parallel.mesh import plan_mesh
-from pipeline.training.parallel.sharding import check_precision
+from pipeline.training.precision import check_precision
 from pipeline.training.session import TrainJob
 from pipeline.training.tasks.model import check_fits, model_config, read_model_config
 from pipeline.training.tasks.module_factory import check_module
 from pipeline.training.tasks.module_task import check_supported
+from pipeline.training.tasks.starting import check_start
 from pipeline.training.updates.schedule import check_schedule
 from pipeline.training.worker import backend_of
 
 _KEPT = (DCP_DIRECTORY, CONFIG_NAME, MODULE_FILE, TOKENIZER_NAME, STATE_NAME, COMMIT_NAME)
 """Of a committed checkpoint, what the next stages read; votes and RNG states stay in the workspace."""
+_MERGED_EXPORT = "pipeline.stages.merged_export"
+"""By name, for it loads peft, which takes 2.7 s, and most trainings have no adapters."""
 NOT_CONFIG = {"dataset", "model", "device", "max_worker_failures", "sources"}
 """Parameters that the loop does not read; all others are fields of `TrainConfig` by the same name."""
 
@@ -57,21 +66,24 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
     dataset = open_dataset(source.path)
     rows = {split: dataset.num_rows(split) for split in ("train", "validation")}
     context.reporter.dataset("train", digest=source.digest, source=source.stage, facts={"rows": rows})
-    config = config_of(parameters, dataset, project_root=context.project_root)
+    start = starting_point(parameters, context.inputs, project_root=context.project_root)
+    config = config_of(parameters, dataset, project_root=context.project_root, start=start)
     gpus = resources.gpus or 0.0
     device = choose_device(parameters.device, gpus_per_worker=gpus, available_gpus=cluster_gpus())
     check_precision(config.precision, device=device.device)
     _check(config, dataset, context=context)
+    shapes = check_start(config, None if start is None else start.weights)
     context.reporter.note(f"training on {device.device} with {backend_of(device.device)}: {device.reason}")
-    result = train_on_ray(
+    end = train_on_ray(
         TrainJob(
             config=config,
             workspace=context.workspace,
             open_dataset=functools.partial(open_dataset, source.path, verify=False),
+            open_initial=None if start is None else functools.partial(open_weights, start.place),
             project_root=str(context.project_root),
         ),
         gang=Gang(
-            num_workers=resources.workers,
+            sizes=(resources.workers,),
             cpus_per_worker=resources.cpus,
             gpus_per_worker=gpus,
             device=device,
@@ -81,7 +93,16 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
         make_reporter=BufferedReporter,
         deliver=functools.partial(_replay, context.reporter),
     )
-    export_checkpoint(open_store(context.workspace), result.commit, context.output("checkpoint"))
+    result = end.training
+    store, checkpoint = open_store(context.workspace), context.output("checkpoint")
+    if start is not None and config.lora is not None:
+        importlib.import_module(_MERGED_EXPORT).export_merged(
+            store, result.commit, checkpoint, start=start, lora=config.lora, shapes=shapes
+        )
+    else:
+        export_checkpoint(store, result.commit, checkpoint)
+    if start is not None:
+        inherit(start, checkpoint)
     state = result.state
     return StageResult(
         metrics=_metrics(result),
@@ -98,15 +119,21 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
 
 
 def config_of(
-    parameters: TrainFsdpParameters, dataset: PackedDataset | ArrayDataset, *, project_root: Path
+    parameters: TrainFsdpParameters,
+    dataset: PackedDataset | ArrayDataset,
+    *,
+    project_root: Path,
+    start: StartingPoint | None = None,
 ) -> TrainConfig:
     """The run's config.
 
     Raises:
         ParameterError: the config file is wrong, the kind of model is not that of the dataset, or a parameter is set
             that only a module of the user's own has.
+        ArtifactError: there is neither a model nor a config beside the starting weights.
     """
-    own, is_arrays = is_function(parameters.model), isinstance(dataset, ArrayDataset)
+    own = parameters.model is not None and is_function(parameters.model)
+    is_arrays = isinstance(dataset, ArrayDataset)
     if own != is_arrays:
         held = "arrays" if is_arrays else "rows of tokens"
         raise ParameterError(
@@ -118,8 +145,14 @@ def config_of(
             f"model {parameters.model!r} is a config file, which has no factory and is trained by cross entropy",
             hint="leave out `model_arguments` and `loss`; they are for module:factory",
         )
-    model = parameters.model if own else read_model_config(project_root / parameters.model)
-    return TrainConfig(model=model, **parameters.model_dump(exclude=NOT_CONFIG))
+    model: str | dict[str, Any] | None = parameters.model
+    if parameters.model is None and start is not None:
+        model = start.config()
+    elif parameters.model is not None and not own:
+        model = read_model_config(project_root / parameters.model)
+    given = parameters.model_dump(exclude=NOT_CONFIG)
+    given |= {"model": model, "initial": None if start is None else start.digest}
+    return TypeAdapter(TrainConfig).validate_python(given)
 
 
 def _check(
@@ -132,8 +165,9 @@ def _check(
     if isinstance(dataset, ArrayDataset):
         check_supported(config)
         plan_batch(config, sequence_length=None, world_size=workers)
+        assert isinstance(config.model, str)
         check_module(
-            context.parameters.model,
+            config.model,
             arguments=config.model_arguments,
             project_root=str(context.project_root),
             dataset=dataset,
@@ -155,6 +189,7 @@ def _metrics(result: TrainResult) -> dict[str, float]:
         **state.validation,
         "initial_validation_loss": state.initial_validation_loss,
         f"{unit}s_per_second": result.units_per_second,
+        "validation_loss_change": state.validation_loss - state.initial_validation_loss,
         "num_parameters": float(result.num_parameters),
         f"num_{unit}s": float(state.units),
         "steps": float(state.step),

@@ -4,25 +4,37 @@ Owns their names, types, defaults, units and ranges. Knows nothing of how a mode
 cannot change which steps are taken, or what they compute, stays out of the fingerprint.
 """
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipeline.stages.parameter_fields import NOT_IDENTITY, SOURCE_FILE, Device, Parameters, PlainArguments
-from pipeline.stages.reference import DatasetInput
+from pipeline.stages.reference import CheckpointOrPlace, DatasetInput
+from pipeline.stages.train_fault_parameters import FaultParameters, PreemptionParameters
+from pipeline.stages.train_start_parameters import LoraParameters
+from pipeline.stages.train_update_parameters import EmaParameters, ParameterGroupParameters, Pattern
 
 
 class TrainFsdpParameters(Parameters):
     """`train.fsdp`: train a torch model with FSDP2 on Ray Train workers."""
 
     dataset: DatasetInput = Field(description="Packed token shards, or arrays.")
-    model: str = Field(
-        description="For text: a transformers config file (JSON) relative to the project. For arrays: "
-        "`module:factory` of the project, a function that returns a `torch.nn.Module` whose `forward` takes the "
-        "dataset's arrays by name and returns logits or values.",
+    model: str | None = Field(
+        None,
+        description="For text: a transformers config file (JSON) relative to the project; that of `initial` when "
+        "absent. For arrays: `module:factory` of the project, a function that returns a `torch.nn.Module` whose "
+        "`forward` takes the dataset's arrays by name and returns logits or values.",
         json_schema_extra=SOURCE_FILE,
     )
     model_arguments: PlainArguments = Field(default_factory=dict, description="Keywords of the model's factory.")
+    initial: CheckpointOrPlace | None = Field(
+        None,
+        description="Weights to start from: a checkpoint of the flow, or a path (relative to the project) or fsspec "
+        "URL of a Hugging Face directory, a GGUF file or a committed checkpoint. Random ones, by `seed`, when absent.",
+    )
+    lora: LoraParameters | None = Field(
+        None, description="Train adapters on frozen `initial` weights. All parameters are trained when absent."
+    )
     loss: Literal["cross_entropy", "mean_squared_error"] = Field(
         "cross_entropy", description="cross_entropy for classes (and tokens), mean_squared_error for values."
     )
@@ -54,6 +66,21 @@ class TrainFsdpParameters(Parameters):
     weight_decay: float = Field(0.1, ge=0.0, description="AdamW's, on matrices only.")
     beta1: float = Field(0.9, ge=0.0, lt=1.0, description="AdamW's.")
     beta2: float = Field(0.95, ge=0.0, lt=1.0, description="AdamW's.")
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw",
+        description="muon updates matrices inside blocks by Muon, at AdamW's rate and decay, and the rest by AdamW.",
+    )
+    parameter_groups: list[ParameterGroupParameters] = Field(
+        default_factory=list, description="Parameters with a rate or decay of their own; the first that matches counts."
+    )
+    freeze: list[Pattern] = Field(
+        default_factory=list,
+        description="Regular expressions of parameter names that are not trained; they stay in the checkpoint.",
+    )
+    ema: EmaParameters | None = Field(
+        None,
+        description="Keep a moving average of the parameters, and hand that on as the model. No average when absent.",
+    )
     max_gradient_norm: float = Field(1.0, gt=0.0, description="Clip the global gradient norm to this.")
     parallel: Literal["ddp", "zero1", "zero2", "zero3", "hsdp"] = Field(
         "zero3",
@@ -64,10 +91,22 @@ class TrainFsdpParameters(Parameters):
     shard_group: int | None = Field(
         None, ge=1, description="hsdp: ranks that hold one copy of the model together; it divides the workers."
     )
-    precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Compute dtype; parameters and reductions stay float32. bfloat16 needs CUDA."
+    precision: Literal["float32", "bfloat16", "float16", "float8"] = Field(
+        "float32",
+        description="Compute dtype; parameters, reductions and optimizer stay float32. bfloat16 needs CUDA; float16 scales "
+        "the loss; float8 computes the matrix products of blocks in it, the rest in bfloat16.",
     )
-    activation_checkpointing: bool = Field(False, description="Recompute each block in the backward pass.")
+    offload: Literal["none", "optimizer", "all"] = Field(
+        "none",
+        description="What lies in host memory while a GPU has no use for it: the optimizer's state, or parameters and "
+        "gradients too (the optimizer then runs on the CPU).",
+    )
+    activation_checkpointing: Literal["none", "full", "selective"] = Field(
+        "none",
+        description="What a block computes again in the backward pass instead of keeping it: full all of it, selective "
+        "all but attention and matrix products.",
+        json_schema_extra=NOT_IDENTITY,
+    )
     compile: bool = Field(False, description="torch.compile each block.")
     checkpoint_every_steps: int = Field(50, ge=1, description="Steps between committed checkpoints.")
     keep_checkpoints: int = Field(2, ge=1, description="Committed checkpoints kept while training.")
@@ -84,6 +123,16 @@ class TrainFsdpParameters(Parameters):
     max_worker_failures: int = Field(
         2, ge=0, description="Restarts of the worker group inside one attempt.", json_schema_extra=NOT_IDENTITY
     )
+    faults: FaultParameters = Field(
+        default_factory=FaultParameters,
+        description="Deadlines, and what is done about gradients that are not finite and about too little memory.",
+        json_schema_extra=NOT_IDENTITY,
+    )
+    preemption: PreemptionParameters = Field(
+        default_factory=PreemptionParameters,
+        description="How training makes way when its machine is taken away: one checkpoint, then exit code 75.",
+        json_schema_extra=NOT_IDENTITY,
+    )
     seed: int = Field(0, ge=0, description="Of initial weights and batch order.")
     sources: list[str] = Field(
         default_factory=list,
@@ -91,3 +140,9 @@ class TrainFsdpParameters(Parameters):
         "identity.",
         json_schema_extra=SOURCE_FILE,
     )
+
+    @model_validator(mode="after")
+    def _has_a_model(self) -> Self:
+        if self.model is None and self.initial is None:
+            raise ValueError("`model` or `initial` must say what is trained: a config file, or weights with a config")
+        return self

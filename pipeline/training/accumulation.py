@@ -15,7 +15,7 @@ from pipeline.training.session import Session
 
 
 def accumulate(session: Session, rows: Any) -> torch.Tensor:
-    """Leave the gradient of the step's mean loss in the model's parameters.
+    """Leave the gradient of the step's mean loss, times the loss scale, in the model's parameters.
 
     Args:
         session: this rank.
@@ -28,6 +28,8 @@ def accumulate(session: Session, rows: Any) -> torch.Tensor:
     total = torch.zeros((), device=worker.torch_device)
     # FSDP averages gradients over ranks; this turns the average of local sums into the mean over all units.
     scale = worker.world_size / plan.units_per_step
+    if session.loss_scale is not None:
+        scale *= session.loss_scale.value
     for micro in range(plan.accumulation):
         if plan.accumulation > 1 and isinstance(model, FSDPModule):
             set_pass(model, session.mesh_plan, is_last=micro == plan.accumulation - 1)

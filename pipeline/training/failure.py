@@ -34,7 +34,7 @@ def as_pipeline_error(error: BaseException, *, rank: int) -> PipelineError:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return ClusterError(
             f"rank {rank} is out of memory: {text.splitlines()[0] if text else type(error).__name__}",
-            hint="lower `micro_batch_sequences` (the global batch stays), or set `activation_checkpointing: true`",
+            hint="lower `micro_batch_sequences` (the global batch stays), or set `activation_checkpointing: full`",
         )
     hint = ""
     if _MIXED in text:

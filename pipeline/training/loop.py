@@ -1,26 +1,31 @@
 """The training loop of one rank.
 
-Owns the order of things: open the session, resume, then steps with their reports, validations and checkpoints. Knows
-nothing of Ray, MLflow or flows. The one decision: everything a step needs is a function of (config, step), so the loop
-has no state beside the model, the optimizer and the step number.
+Owns the order of things: open the session, resume, then steps with their reports, validations and checkpoints, and what
+follows from what the ranks were asked for. Knows nothing of Ray, MLflow or flows. The one decision: everything a step
+needs is a function of (config, step), so the loop has no state beside the model, the optimizer, the step number and the
+counts of the guard.
 """
 
+import contextlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-import torch
-import torch.distributed as dist
-
-from pipeline.errors import StageError
-from pipeline.training.accumulation import accumulate
-from pipeline.training.checkpoints.checkpoint import TrainingState
+from pipeline.artifacts.store import open_store
+from pipeline.errors import Interrupted, PreemptedError, StageError
+from pipeline.training.checkpoints.checkpoint import Resumed, TrainingState
 from pipeline.training.checkpoints.commit import CheckpointCommit
+from pipeline.training.faults import failpoints
+from pipeline.training.faults.guard import make_watchdog
+from pipeline.training.faults.out_of_memory import is_out_of_memory, memory_error, note_smaller
+from pipeline.training.faults.requests import ENDING, Flag, answered, listening, reason_of
+from pipeline.training.observation import AskedToEndError, make_state, report_step, validate
 from pipeline.training.reporter import Reporter
 from pipeline.training.session import Session, TrainJob, open_session
+from pipeline.training.step import StepOutcome, take_step
 from pipeline.training.tasks.task import Unit
-from pipeline.training.updates.optimizer import clip_gradients, set_learning_rate
-from pipeline.training.updates.schedule import learning_rate
 from pipeline.training.worker import WorkerContext, joined
 
 
@@ -38,17 +43,8 @@ class TrainResult:
     """By the median step of this process; 0 where all steps were done before."""
     resumed_from_step: int
     """0 where training started from initial weights."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepOutcome:
-    """One optimizer step of one rank."""
-
-    loss_sum: torch.Tensor
-    """Sum of this rank's losses, float32 []; on the device."""
-    gradient_norm: float
-    """Global, before clipping."""
-    learning_rate: float
+    skipped_steps: int
+    """Whose gradients were not finite."""
 
 
 def train(worker: WorkerContext, job: TrainJob, *, reporter: Reporter) -> TrainResult:
@@ -56,36 +52,22 @@ def train(worker: WorkerContext, job: TrainJob, *, reporter: Reporter) -> TrainR
 
     Raises:
         ParameterError: the config cannot work here.
-        StageError: the loss is not finite.
+        StageError: gradients are not finite more often than the config allows, or memory is too small.
         CheckpointError: a checkpoint cannot be written, or none of those that exist can be read.
-        ClusterError: reductions of this backend are wrong.
+        ClusterError: reductions of this backend are wrong, or memory is too small and the next start will need less.
+        PreemptedError: this rank or another was asked to make way.
+        Interrupted: training was asked to stop.
     """
-    with joined(worker):
-        session = open_session(worker, job)
-        return _run(session, reporter)
-
-
-def take_step(session: Session, step: int) -> StepOutcome:
-    """Optimizer step `step` (from 0): accumulate, clip, update.
-
-    Raises:
-        StageError: the gradient norm is not finite; all ranks raise it, for they see the same norm.
-    """
-    config, worker = session.config, session.worker
-    rows = session.task.rows(step, plan=session.plan, worker=worker, seed=config.seed)
-    total = accumulate(session, rows)
-    norm = clip_gradients(session.parameters, max_norm=config.max_gradient_norm)
-    if not math.isfinite(norm):
-        raise StageError(
-            f"step {step + 1} of {config.steps}: the gradient norm is {norm}; parameters are those of step {step}",
-            hint="lower `learning_rate`, raise `warmup_steps`, or look for damaged rows in the data",
-        )
-    rate = learning_rate(step, config)
-    set_learning_rate(session.optimizer, rate)
-    session.optimizer.step()
-    session.optimizer.zero_grad()
-    session.task.settle(session.model, worker)
-    return StepOutcome(loss_sum=total, gradient_norm=norm, learning_rate=rate)
+    faults, preemption, entered_at = job.config.faults, job.config.preemption, time.time()
+    failpoints.arm(os.environ, rank=worker.rank)
+    worker = replace(worker, collective_timeout_seconds=faults.collective_timeout_seconds)
+    watchdog = make_watchdog(worker, faults=faults, preemption=preemption)
+    with listening(preemption.signals), watchdog.watching(), joined(worker):
+        session = open_session(worker, job, watchdog=watchdog)
+        session.guard.restart.entered_at = entered_at
+        session.guard.restart.ready_at = time.time()
+        with _enough_memory(session, job), session.guard.heart.beating() if worker.is_first else _quiet():
+            return _run(session, reporter)
 
 
 def advance(
@@ -96,52 +78,63 @@ def advance(
     Returns:
         The state at the last observed step, and the newest commit made here.
     """
-    config = session.config
+    guard = session.guard
     commit: CheckpointCommit | None = None
-    for step in range(state.step, until):
+    step = state.step
+    while step < until:
         session.speed.start()
+        guard.begin_step(step)
         outcome = take_step(session, step)
+        word = guard.end_step(done=step + 1, is_finite=outcome.is_finite)
         session.speed.stop()
-        done = step + 1
-        last = done == config.steps
-        saves = last or done % config.checkpoint_every_steps == 0
-        validates = last or done % config.validate_every_steps == 0
-        if not (saves or validates or done == 1 or done % config.log_every_steps == 0):
-            continue
-        train_loss = report_step(session, reporter, outcome, done=done)
-        validation = state.validation
-        if validates:
-            validation = _validate(session)
-            reporter.metrics(validation, step=done)
-        state = _state(
-            session, step=done, train_loss=train_loss, validation=validation, initial=state.initial_validation_loss
-        )
-        if saves:
-            commit = session.checkpointer.save(state)
+        failpoints.reach(failpoints.Place.STEP_DONE, step=step)
+        if not outcome.is_finite:
+            resumed = _after_bad_step(session, reporter, outcome, step=step)
+            if resumed is not None:
+                state, commit, step = resumed.state, resumed.commit, resumed.state.step
+                continue
+        step += 1
+        recovery = guard.recovered(done=step, is_last=step == session.config.steps)
+        if recovery:
+            reporter.metrics(recovery, step=step)
+        state, made = _observe(session, reporter, outcome, state=state, done=step, word=word)
+        commit = made or commit
     return state, commit
 
 
 def initial_state(session: Session, reporter: Reporter) -> TrainingState:
     """The state before the first step, with the validation loss of the initial weights."""
-    validation = _validate(session)
+    try:
+        validation = validate(session)
+    except AskedToEndError as asked:
+        raise _ending(session, asked.word, commit=None, done=0) from None
     initial = validation["validation_loss"]
     reporter.metrics(validation | {"initial_validation_loss": initial}, step=0)
-    return _state(session, step=0, train_loss=math.nan, validation=validation, initial=initial)
+    return make_state(session, step=0, train_loss=math.nan, validation=validation, initial=initial)
 
 
 def _run(session: Session, reporter: Reporter) -> TrainResult:
-    config = session.config
+    config, guard = session.config, session.guard
+    guard.watchdog.waits_for("a checkpoint to resume from")
+    failpoints.reach(failpoints.Place.LOAD)
     resumed = session.checkpointer.resume(reporter, identity=config.identity())
+    commit = None
     if resumed is None:
+        guard.restart.loaded_at = time.time()
         state = initial_state(session, reporter)
     else:
-        state = resumed.state
+        state, commit = resumed.state, resumed.commit
+        guard.restart.loaded_at = time.time()
+        guard.resumed_step, guard.committed_at = state.step, commit.created_at
         reporter.note(f"resumed from the checkpoint of step {state.step}")
     first_step = state.step
+    guard.heart.beat(first_step)
     reporter.progress(first_step, total=config.steps, unit="steps", note=_start_note(session, first_step))
-    state, commit = advance(session, reporter, state=state, until=config.steps)
-    if commit is None and resumed is not None:
-        commit = resumed.commit
+    if guard.validation_due:
+        state, made = _validate_and_save(session, reporter, state, saves=state.step == config.steps)
+        commit = made or commit
+    state, made = advance(session, reporter, state=state, until=config.steps)
+    commit = made or commit
     if commit is None:
         raise StageError("no step was run and no checkpoint exists", hint="`steps` must be at least 1")
     return TrainResult(
@@ -151,52 +144,139 @@ def _run(session: Session, reporter: Reporter) -> TrainResult:
         unit=session.task.unit,
         units_per_second=session.speed.steady(),
         resumed_from_step=first_step,
+        skipped_steps=guard.non_finite.skipped,
     )
 
 
-def report_step(session: Session, reporter: Reporter, outcome: StepOutcome, *, done: int) -> float:
-    """Report the metrics of a step and the progress; the mean loss over all ranks' units."""
-    total = outcome.loss_sum.double()
-    dist.all_reduce(total)
-    loss = float(total) / session.plan.units_per_step
-    rate, unit = session.speed.read_window(), session.task.unit
-    values = {
-        "loss": loss,
-        "learning_rate": outcome.learning_rate,
-        "gradient_norm": outcome.gradient_norm,
-        f"{unit}s_per_second": rate,
-    }
-    mfu = session.speed.mfu(rate)
-    if mfu is not None:
-        values["mfu"] = mfu
+def _observe(
+    session: Session, reporter: Reporter, outcome: StepOutcome, *, state: TrainingState, done: int, word: Flag
+) -> tuple[TrainingState, CheckpointCommit | None]:
+    """Report, validate and save what is due after `done` steps; the new state, and the commit if one was made.
+
+    Raises:
+        PreemptedError: the ranks were asked to make way; what was due is done, and a checkpoint is committed.
+        Interrupted: they were asked to stop; likewise.
+    """
+    config, guard = session.config, session.guard
+    last = done == config.steps
+    # A commit among steps that were not finite is no good one to go back to.
+    saves = last or (done % config.checkpoint_every_steps == 0 and outcome.is_finite) or bool(word)
+    validates = last or done % config.validate_every_steps == 0
+    if not (saves or validates or done == 1 or done % config.log_every_steps == 0):
+        return state, None
+    train_loss = report_step(session, reporter, outcome, done=done)
+    state = make_state(
+        session, step=done, train_loss=train_loss, validation=state.validation, initial=state.initial_validation_loss
+    )
+    guard.validation_due = validates
+    if validates and not word & ENDING:
+        try:
+            state = replace(state, validation=_validated(session, reporter, done=done))
+        except AskedToEndError as asked:
+            word, saves = word | asked.word, True
+    commit = _save(session, state) if saves else None
+    answered(word & Flag.SAVE)
+    if word & ENDING and not (last and not guard.validation_due):
+        raise _ending(session, word, commit=commit, done=done)
+    return state, commit
+
+
+def _validate_and_save(
+    session: Session, reporter: Reporter, state: TrainingState, *, saves: bool
+) -> tuple[TrainingState, CheckpointCommit | None]:
+    """Make up for a validation that was cut short before the checkpoint that was resumed from."""
+    try:
+        state = replace(state, validation=_validated(session, reporter, done=state.step))
+    except AskedToEndError as asked:
+        raise _ending(session, asked.word, commit=None, done=state.step) from None
+    return state, _save(session, state) if saves else None
+
+
+def _validated(session: Session, reporter: Reporter, *, done: int) -> dict[str, float]:
+    values = validate(session)
     reporter.metrics(values, step=done)
-    note = f"loss {loss:.2f}, {rate:,.0f} {unit}s/s"
-    reporter.progress(done, total=session.config.steps, unit="steps", note=note)
-    return loss
+    session.guard.validation_due = False
+    return values
 
 
-def _validate(session: Session) -> dict[str, float]:
-    return session.task.validate(
-        session.model,
-        session.worker,
-        max_rows=session.config.validation_sequences,
-        micro_batch_rows=session.plan.rows_per_micro_batch,
+def _save(session: Session, state: TrainingState) -> CheckpointCommit:
+    session.guard.watchdog.waits_for("a checkpoint")
+    failpoints.reach(failpoints.Place.SAVE, step=state.step)
+    commit = session.checkpointer.save(state)
+    session.guard.watchdog.progress()
+    return commit
+
+
+def _after_bad_step(session: Session, reporter: Reporter, outcome: StepOutcome, *, step: int) -> Resumed | None:
+    """What follows a step that is not finite: None to go on behind it, or the checkpoint to go on from.
+
+    Raises:
+        StageError: it is one too many; all ranks raise it, for they see the same norm.
+    """
+    counts, config = session.guard.non_finite, session.config
+    found = f"step {step + 1} of {config.steps}: the gradient norm is {outcome.gradient_norm}"
+    rows = session.plan.rows_per_step
+    first = (step + counts.data_offset) * rows
+    where = f"rows {first} to {first + rows - 1} of the data's order"
+    if counts.may_skip():
+        reporter.note(f"{found}; skipped ({where}), {counts.in_a_row} in a row of {counts.policy.skip} allowed")
+        reporter.metrics({"skipped_steps": float(counts.skipped)}, step=step + 1)
+        return None
+    if counts.policy.then == "rollback":
+        before = replace(counts)
+        resumed = session.checkpointer.resume(reporter, identity=config.identity())
+        if resumed is not None and counts.roll_back(before, to=resumed.state.step, step=step):
+            reporter.note(f"{found} ({where}); back to step {resumed.state.step}, and on with the rows after these")
+            reporter.metrics({"rollbacks": float(counts.rollbacks)}, step=step + 1)
+            return resumed
+        found += "; going back to the last commit did not help, or there is none"
+    raise StageError(
+        f"{found}; parameters are those of step {step - counts.in_a_row + 1} ({where})",
+        hint="lower `learning_rate`, raise `warmup_steps`, look for damaged rows in the data, or let "
+        "`faults: {non_finite: {skip: 3, then: rollback}}` leave them out",
     )
 
 
-def _state(
-    session: Session, *, step: int, train_loss: float, validation: Mapping[str, float], initial: float
-) -> TrainingState:
-    return TrainingState(
-        step=step,
-        units=step * session.plan.units_per_step,
-        seed=session.config.seed,
-        world_size=session.worker.world_size,
-        initial_validation_loss=initial,
-        validation=dict(validation),
-        train_loss=train_loss,
-        identity=session.config.identity(),
-    )
+def _ending(session: Session, word: Flag, *, commit: CheckpointCommit | None, done: int) -> Exception:
+    """The error that ends training where the ranks were asked to end."""
+    flag = Flag.STOP if Flag.STOP in word else Flag.PREEMPT
+    kept = f"{commit.key.prefix} is committed" if commit is not None else "there was nothing new to commit"
+    asked = session.guard.agreement.gather(reason_of(flag))
+    why = ", ".join(f"rank {rank} by {reason}" for rank, reason in enumerate(asked) if reason)
+    text = f"training ended after step {done} of {session.config.steps}: {why} was asked to; {kept}"
+    answered(ENDING)
+    if flag is Flag.STOP:
+        return Interrupted(text, hint="run it again to go on from there")
+    return PreemptedError(text, hint="run it again to go on from there; a flow's runner does so by itself")
+
+
+@contextlib.contextmanager
+def _enough_memory(session: Session, job: TrainJob) -> Iterator[None]:
+    """Turn an allocator's error into one that names the rank, its peak and what follows."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        rows, per_rank = session.plan.rows_per_micro_batch, session.plan.rows_per_rank
+        smaller = max((size for size in range(1, rows) if per_rank % size == 0 and size <= rows // 2), default=0)
+        goes_on = job.config.faults.out_of_memory == "smaller_micro_batch" and smaller > 0
+        if goes_on:
+            asked_rows = job.config.micro_batch_sequences
+            note_smaller(open_store(job.workspace), asked_rows=asked_rows, rows=smaller)
+        raise memory_error(
+            error,
+            worker=session.worker,
+            rows=rows,
+            next_rows=smaller if goes_on else None,
+            state_bytes=session.state_bytes,
+        ) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Of ranks without a pulse."""
+    yield
 
 
 def _start_note(session: Session, first_step: int) -> str:

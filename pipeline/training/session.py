@@ -5,24 +5,41 @@ everything that can be refused (batch arithmetic, precision, vocabulary, reducti
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn, optim
+from torch.distributed.checkpoint.stateful import Stateful
 
-from pipeline.artifacts.store import open_store
-from pipeline.training.checkpoints.checkpoint import Checkpointer, seed_rank, start_generation
+from pipeline.artifacts.store import Store, open_store
+from pipeline.errors import ParameterError
+from pipeline.training.checkpoints.checkpoint import Checkpointer, has_commits, seed_rank, start_generation
 from pipeline.training.config import BatchPlan, TrainConfig, plan_batch
+from pipeline.training.faults.guard import GUARD_EXTRA, Guard, make_watchdog
+from pipeline.training.faults.out_of_memory import noted_rows
+from pipeline.training.faults.watchdog import Watchdog
 from pipeline.training.parallel.mesh import MeshPlan, make_mesh, plan_mesh
-from pipeline.training.parallel.sharding import check_precision, check_reductions, shard_model
+from pipeline.training.parallel.sharding import check_reductions, shard_model
+from pipeline.training.precision import SUPPORT, capability_of, check_precision
 from pipeline.training.speed import Speedometer, peak_flops_of
+from pipeline.training.start.weights import StartingWeights
 from pipeline.training.tasks.language_task import LanguageTask
 from pipeline.training.tasks.model import num_parameters
 from pipeline.training.tasks.module_task import ModuleTask
+from pipeline.training.tasks.starting import fill_model, start_model
 from pipeline.training.tasks.task import Task
-from pipeline.training.updates.optimizer import build_adamw
+from pipeline.training.updates.average import AVERAGE_EXTRA, WeightAverage
+from pipeline.training.updates.float8 import check_float8, use_float8
+from pipeline.training.updates.groups import check_patterns, freeze, hidden_matrices
+from pipeline.training.updates.loss_scale import LossScale
+from pipeline.training.updates.optimizer import build_optimizer
 from pipeline.training.updates.schedule import check_schedule
 from pipeline.training.worker import WorkerContext
+
+
+STATE_BYTES = 16
+"""Of a parameter (Rajbhandari et al., "ZeRO", 2020, section 3.1, all in float32)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +51,8 @@ class TrainJob:
     """Path or fsspec URL that every rank can write, where checkpoints live."""
     open_dataset: Callable[[], Any]
     """Opens the dataset in the rank's own process: `TokenRows` for a language model, else `ArrayRows`."""
+    open_initial: Callable[[], StartingWeights] | None = None
+    """Opens the weights that training starts from, in the rank's own process."""
     project_root: str = "."
     """Where the user's own modules are."""
 
@@ -49,40 +68,69 @@ class Session:
     task: Task
     model: nn.Module
     parameters: list[nn.Parameter]
+    """Those that are trained."""
     optimizer: optim.Optimizer
+    average: WeightAverage | None
+    """Where the config has `ema`."""
+    loss_scale: LossScale | None
+    """In float16."""
     checkpointer: Checkpointer
+    guard: Guard
     speed: Speedometer
     num_parameters: int
 
+    @property
+    def state_bytes(self) -> int:
+        """Parameters, gradients and AdamW's two moments in float32 of one rank, at rest."""
+        return STATE_BYTES * self.num_parameters // self.mesh_plan.shard
 
-def open_session(worker: WorkerContext, job: TrainJob) -> Session:
+
+def open_session(worker: WorkerContext, job: TrainJob, *, watchdog: Watchdog | None = None) -> Session:
     """Build, shard and check everything; called by all ranks inside the process group.
+
+    Args:
+        worker: this rank.
+        job: what is trained.
+        watchdog: the one that watches already; one that does not watch where it is None.
 
     Raises:
         ParameterError: the batch does not divide, the precision cannot be computed here, or model and dataset do not
             fit.
         ClusterError: reductions of this backend are wrong.
     """
+    store = open_store(job.workspace)
+    job = _within_memory(job, store)
     config = job.config
-    check_precision(config.precision, device=worker.device)
+    check_precision(config.precision, device=worker.device, capability=capability_of(worker.torch_device))
     check_schedule(config)
     task, plan = make_task(job, world_size=worker.world_size)
 
     mesh_plan = plan_mesh(config.parallel, world_size=worker.world_size, shard_group=config.shard_group)
-    model, count = _sharded_model(task, config, worker=worker, mesh_plan=mesh_plan)
+    weights = None if job.open_initial is None else job.open_initial()
+    model, count, matrices = _sharded_model(task, config, worker=worker, mesh_plan=mesh_plan, weights=weights)
+    device = torch.device("cpu") if config.offload == "all" else worker.torch_device
+    fill_model(model, config, weights=weights, device=device, resumes=has_commits(store, worker))
     model.train()
     seed_rank(worker, seed=config.seed, step=0)
-    optimizer = build_adamw(model, config)
+    optimizer = build_optimizer(model, config, matrices=matrices)
+    average = None if config.ema is None else WeightAverage(model, decay=config.ema.decay)
+    loss_scale = LossScale() if SUPPORT[config.precision].scales_loss else None
+    extras: dict[str, Stateful | None] = {AVERAGE_EXTRA: average, "loss_scale": loss_scale}
 
-    store = open_store(job.workspace)
+    generation = start_generation(store, worker)
+    watchdog = watchdog or make_watchdog(worker, faults=config.faults, preemption=config.preemption)
+    guard = Guard.open(worker, store, faults=config.faults, watchdog=watchdog, generation=generation)
+    extras[GUARD_EXTRA] = guard
     checkpointer = Checkpointer(
         store=store,
         worker=worker,
         model=model,
         optimizer=optimizer,
-        generation=start_generation(store, worker),
+        generation=generation,
         keep=config.keep_checkpoints,
         companions=task.companions,
+        extras={name: extra for name, extra in extras.items() if extra is not None},
+        trained_only=config.lora is not None,
     )
     peak = peak_flops_of(worker, precision=config.precision)
     speed = Speedometer(
@@ -97,23 +145,51 @@ def open_session(worker: WorkerContext, job: TrainJob) -> Session:
         mesh_plan=mesh_plan,
         task=task,
         model=model,
-        parameters=list(model.parameters()),
+        parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
         optimizer=optimizer,
+        average=average,
+        loss_scale=loss_scale,
         checkpointer=checkpointer,
+        guard=guard,
         speed=speed,
         num_parameters=count,
     )
 
 
+def _within_memory(job: TrainJob, store: Store) -> TrainJob:
+    """The job with the micro-batches that an earlier start came down to, where it ran out of memory.
+
+    Raises:
+        ParameterError: micro-batches may shrink, and the model is one whose result depends on them.
+    """
+    config = job.config
+    if config.faults.out_of_memory != "smaller_micro_batch":
+        return job
+    if isinstance(config.model, str):
+        raise ParameterError(
+            "faults.out_of_memory: smaller_micro_batch is for models whose result does not depend on how a step is cut; "
+            f"{config.model!r} may normalize by the rows of one pass",
+            hint="set `out_of_memory: stop`, and `micro_batch_sequences` to what fits",
+        )
+    rows = noted_rows(store, asked_rows=config.micro_batch_sequences)
+    return replace(job, config=replace(config, micro_batch_sequences=rows))
+
+
 def _sharded_model(
-    task: Task, config: TrainConfig, *, worker: WorkerContext, mesh_plan: MeshPlan
-) -> tuple[nn.Module, int]:
-    """The model on the mesh, after reductions were seen to be right, and its number of parameters."""
+    task: Task, config: TrainConfig, *, worker: WorkerContext, mesh_plan: MeshPlan, weights: StartingWeights | None
+) -> tuple[nn.Module, int, frozenset[str]]:
+    """The model on the mesh, after reductions were seen to be right; its number of parameters; its hidden matrices."""
     mesh = make_mesh(worker, mesh_plan)
     check_reductions(worker, mesh)
-    model = task.build(seed=config.seed)
+    model = start_model(task, config, weights=weights)
     count = num_parameters(model)
     blocks = task.blocks(model)
+    matrices = hidden_matrices(model, blocks)
+    check_patterns(model, config, matrices=matrices)
+    freeze(model, config.freeze)
+    if config.precision == "float8":
+        check_float8(model, blocks)
+        use_float8(model, blocks)
     task.prepare(model, config)
     if config.compile:
         for block in blocks:
@@ -124,8 +200,9 @@ def _sharded_model(
         blocks=blocks,
         precision=config.precision,
         reshard_after_forward=mesh_plan.reshards_after_forward,
+        offloads=config.offload == "all",
     )
-    return model, count
+    return model, count, matrices
 
 
 def make_task(job: TrainJob, *, world_size: int) -> tuple[Task, BatchPlan]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pipeline.training.device import Precision, peak_flops
+from pipeline.training.config import Precision
+from pipeline.training.device import peak_flops
 from pipeline.training.worker import WorkerContext
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pipeline.errors import ParameterError
 from pipeline.training.config import TrainConfig, plan_batch
 from pipeline.training.device import check_device_present, choose_device, peak_flops
-from pipeline.training.parallel.sharding import check_precision
+from pipeline.training.precision import check_precision
 from pipeline.training.speed import Speedometer
 from pipeline.training.updates.schedule import check_schedule, learning_rate
 
@@ -144,6 +144,9 @@ def test_peaks_are_known_by_the_names_that_cuda_gives() -> None:
     assert peak_flops("NVIDIA H100 PCIe", precision="bfloat16") == 756e12
     assert peak_flops("NVIDIA L4", precision="float32") == 30.3e12
     assert peak_flops("Tesla V100-SXM2-16GB", precision="bfloat16") is None
+    assert peak_flops("Tesla V100-SXM2-16GB", precision="float16") == 125e12
+    assert peak_flops("NVIDIA H200", precision="float16") == 989e12
+    assert peak_flops("NVIDIA H200", precision="float8") is None
     assert peak_flops("A card of tomorrow", precision="float32") is None
 
 

@@ -94,7 +94,7 @@ def test_recomputing_activations_does_not_change_the_training(make_job, one_rank
     model = TINY_MODEL | {"attention_dropout": 0.1}
     plain, _ = train_recorded(one_rank, make_job(model=model, workspace=tmp_path / "a"))
     recomputed, _ = train_recorded(
-        one_rank, make_job(model=model, activation_checkpointing=True, workspace=tmp_path / "b")
+        one_rank, make_job(model=model, activation_checkpointing="full", workspace=tmp_path / "b")
     )
     ours, theirs = stored_tensors(tmp_path / "a", plain.commit), stored_tensors(tmp_path / "b", recomputed.commit)
     assert ours.keys() == theirs.keys()
@@ -212,6 +212,6 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
 def test_compiled_and_recomputed_blocks_train_the_same(make_job, one_rank, tmp_path: Path) -> None:
     plain, _ = train_recorded(one_rank, make_job(steps=3, workspace=tmp_path / "a"))
     compiled, _ = train_recorded(
-        one_rank, make_job(steps=3, compile=True, activation_checkpointing=True, workspace=tmp_path / "b")
+        one_rank, make_job(steps=3, compile=True, activation_checkpointing="full", workspace=tmp_path / "b")
     )
     assert compiled.state.validation_loss == pytest.approx(plain.state.validation_loss, rel=COMPILED_TOLERANCE)

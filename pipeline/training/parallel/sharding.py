@@ -1,38 +1,26 @@
 """FSDP2 on a mesh.
 
-Owns which modules become groups, the mixed precision policy, and the proof at start that reductions on this backend
-add up. Knows nothing of data or optimizers. The one decision: on gloo gradients are summed and divided explicitly
-(`ReduceOp.AVG` on gloo has silently summed: pytorch issue 162338), and a canary must agree with a known mean before
-the first step.
+Owns which modules become groups, where shards lie, and the proof at start that reductions on this backend add up. Knows
+nothing of data or optimizers. The one decision: on gloo gradients are summed and divided explicitly (`ReduceOp.AVG` on
+gloo has silently summed: pytorch issue 162338), and a canary must agree with a known mean before the first step.
 """
 
+import functools
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
-from pipeline.errors import ClusterError, ParameterError
+from pipeline.errors import ClusterError
+from pipeline.training.config import Precision
+from pipeline.training.precision import mixed_precision
 from pipeline.training.worker import WorkerContext
 
 _CANARY_TOLERANCE = 1e-6
 """Means of small integers are exact in float32; AVG taken for SUM is off by the world size."""
-
-
-def check_precision(precision: Literal["float32", "bfloat16"], *, device: str) -> None:
-    """Refuse what the backend cannot compute.
-
-    Raises:
-        ParameterError: bfloat16 on a CPU.
-    """
-    if precision == "bfloat16" and device != "cuda":
-        raise ParameterError(
-            "precision: bfloat16 needs CUDA; gloo does not reduce bfloat16 and CPU matrix products in it are slower",
-            hint="set `precision: float32`, or train on a GPU",
-        )
 
 
 def shard_model(
@@ -40,18 +28,28 @@ def shard_model(
     mesh: DeviceMesh,
     *,
     blocks: Sequence[nn.Module],
-    precision: Literal["float32", "bfloat16"],
+    precision: Precision,
     reshard_after_forward: bool,
+    offloads: bool = False,
 ) -> None:
-    """Apply FSDP2 in place: one group a block, and the root with the (tied) embedding, the head and the last norm."""
-    policy = MixedPrecisionPolicy()
-    if precision == "bfloat16":
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    """Apply FSDP2 in place: one group a block, and the root with the (tied) embedding, the head and the last norm.
+
+    Args:
+        model: on any device.
+        mesh: of all ranks.
+        blocks: submodules that become a group each.
+        precision: dtype that parameters are gathered in.
+        reshard_after_forward: free a block's parameters between its forward and its backward pass.
+        offloads: keep shards of parameters and gradients in host memory, pinned where a GPU copies from it.
+    """
+    policy = mixed_precision(precision)
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offloads else OffloadPolicy()
+    shard = functools.partial(fully_shard, mesh=mesh, mp_policy=policy, offload_policy=offload)
     for block in blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+        shard(block, reshard_after_forward=reshard_after_forward)
     # The root keeps its parameters between forward and backward, which begins with the head: freeing them there only
     # costs a second all-gather (3 % of a step of the 8 M model over gloo).
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    shard(model, reshard_after_forward=False)
     _divide_explicitly(model, mesh)
 
 

@@ -16,8 +16,10 @@ from transformers import PretrainedConfig
 
 from pipeline.training.checkpoints.checkpoint import CONFIG_NAME, TOKENIZER_NAME
 from pipeline.training.config import BatchPlan, TrainConfig
+from pipeline.training.tasks.empty_model import build_empty
 from pipeline.training.tasks.loss import loss_sum, to_device, validation_loss
 from pipeline.training.tasks.model import blocks_of, build_model, check_fits, flops_per_token, model_config
+from pipeline.training.tasks.recompute import checkpoint_options
 from pipeline.training.tasks.rows import TokenRows
 from pipeline.training.tasks.task import Unit
 from pipeline.training.worker import WorkerContext
@@ -49,10 +51,15 @@ class LanguageTask:
         """The model in float32."""
         return build_model(self._config, seed=seed)
 
+    def build_empty(self, *, seed: int) -> nn.Module:
+        """The model with its parameters on the meta device."""
+        return build_empty(self._config)
+
     def prepare(self, model: nn.Module, config: TrainConfig) -> None:
         """Recompute each block in the backward pass where the config says so."""
-        if config.activation_checkpointing:
-            model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        if config.activation_checkpointing != "none":
+            options = checkpoint_options(config.activation_checkpointing)
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """The decoder blocks."""
@@ -67,7 +74,7 @@ class LanguageTask:
     def rows(self, step: int, *, plan: BatchPlan, worker: WorkerContext, seed: int) -> np.ndarray:
         """int32 [B, T + 1]."""
         return self._dataset.train_rows(
-            step, rows_per_step=plan.rows_per_step, rank=worker.rank, world_size=worker.world_size, seed=seed
+            step, rows_per_step=plan.rows_per_step, rank=worker.share.rank, world_size=worker.share.num_ranks, seed=seed
         )
 
     def loss_sum(self, model: nn.Module, rows: np.ndarray, part: slice, worker: WorkerContext) -> torch.Tensor:

@@ -51,6 +51,10 @@ class ModuleTask:
             seed=seed,
         )
 
+    def build_empty(self, *, seed: int) -> nn.Module:
+        """What the factory makes, with its values: what else it computes in its constructor is not known."""
+        return self.build(seed=seed)
+
     def prepare(self, model: nn.Module, config: TrainConfig) -> None:
         """Nothing; the module recomputes what it wants to itself.
 
@@ -70,7 +74,7 @@ class ModuleTask:
     def rows(self, step: int, *, plan: BatchPlan, worker: WorkerContext, seed: int) -> Examples:
         """Every array of the rows."""
         return self._dataset.train_rows(
-            step, rows_per_step=plan.rows_per_step, rank=worker.rank, world_size=worker.world_size, seed=seed
+            step, rows_per_step=plan.rows_per_step, rank=worker.share.rank, world_size=worker.share.num_ranks, seed=seed
         )
 
     def loss_sum(self, model: nn.Module, rows: Examples, part: slice, worker: WorkerContext) -> torch.Tensor:
@@ -126,10 +130,10 @@ def check_supported(config: TrainConfig) -> None:
     Raises:
         ParameterError: `activation_checkpointing` is set.
     """
-    if config.activation_checkpointing:
+    if config.activation_checkpointing != "none":
         raise ParameterError(
-            "activation_checkpointing: a second forward pass would count twice in running statistics of a module that "
-            "is not known",
+            f"activation_checkpointing: {config.activation_checkpointing}: a second forward pass would count twice in "
+            "running statistics of a module that is not known",
             hint="leave it out, and call torch.utils.checkpoint inside the module where it is safe",
         )
 

@@ -1,37 +1,48 @@
-"""AdamW and gradient clipping over sharded parameters.
+"""AdamW, Muon and gradient clipping over sharded parameters.
 
-Owns parameter groups, the learning rate in them, and the global gradient norm. Knows nothing of the loop. The one
+Owns the optimizer of a run, the learning rate in it, and the global gradient norm. Knows nothing of the loop. The one
 decision: the norm is made whole on every rank before anything is decided on it, so all ranks decide the same.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from pipeline.training.config import TrainConfig
+from pipeline.training.updates.groups import rules_of
+from pipeline.training.updates.mixed_optimizer import MixedOptimizer
 
 
-def build_adamw(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only (parameters of two or more dims)."""
-    parameters = list(model.parameters())
+def build_optimizer(model: nn.Module, config: TrainConfig, *, matrices: frozenset[str]) -> torch.optim.Optimizer:
+    """The optimizer over what is trained; weight decay on matrices only, where no group says otherwise.
+
+    Args:
+        model: sharded; what is frozen has no gradient.
+        config: the run.
+        matrices: `hidden_matrices` of the model, by name.
+    """
     groups = [
-        {"params": [item for item in parameters if item.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [item for item in parameters if item.ndim < 2], "weight_decay": 0.0},
+        {
+            "params": parameters,
+            "algorithm": rule.optimizer,
+            "learning_rate_ratio": rule.learning_rate_ratio,
+            "weight_decay": rule.weight_decay,
+        }
+        for rule, parameters in rules_of(model, config, matrices=matrices).items()
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        fused=True,
-    )
+    options: dict[str, Any] = {"lr": config.learning_rate, "betas": (config.beta1, config.beta2), "fused": True}
+    if config.offload != "optimizer" and all(group["algorithm"] == "adamw" for group in groups):
+        return torch.optim.AdamW(groups, **options)
+    return MixedOptimizer(groups, adamw=options, state_on_host=config.offload == "optimizer")
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Use `learning_rate` in the next step."""
+    """Use `learning_rate`, times the ratio of each group, in the next step."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group["learning_rate_ratio"]
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], *, max_norm: float) -> float:
