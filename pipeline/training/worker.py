@@ -22,6 +22,18 @@ COLLECTIVE_TIMEOUT_SECONDS = 300.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DataShare:
+    """Which rows a rank trains on, and which part of each."""
+
+    rank: int
+    num_ranks: int
+    """Parts into which the rows of a step are dealt."""
+    context_rank: int = 0
+    num_context_ranks: int = 1
+    """Parts into which each row is cut."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerContext:
     """One rank of a training gang."""
 
@@ -37,6 +49,13 @@ class WorkerContext:
     num_threads: int | None = None
     """Threads of torch operators in this process; torch's own choice when None."""
     collective_timeout_seconds: float = COLLECTIVE_TIMEOUT_SECONDS
+    dealt: DataShare | None = None
+    """This rank's share of the data, known once the mesh is; None before."""
+
+    @property
+    def share(self) -> DataShare:
+        """This rank's share of the data; by its number where no axis of the mesh cuts the model."""
+        return self.dealt or DataShare(rank=self.rank, num_ranks=self.world_size)
 
     @property
     def backend(self) -> str:
