@@ -30,6 +30,22 @@ def contents(source: str) -> Iterator[tuple[str, bytes]]:
             raise ParameterError(f"source {source!r}: {path} cannot be read: {error}") from error
 
 
+def read_file(url: str) -> bytes:
+    """The bytes of one file.
+
+    Raises:
+        ParameterError: the store cannot be opened, or has no such file.
+    """
+    try:
+        filesystem, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        return bytes(filesystem.cat_file(path))
+    except (OSError, ValueError, ImportError) as error:
+        raise ParameterError(
+            f"{url}: cannot be read: {type(error).__name__}: {error}",
+            hint="check the URL and the credentials; some schemes need a package (s3fs for s3://, gcsfs for gs://)",
+        ) from error
+
+
 def digest(source: str) -> str:
     """Digest over names and what the store says of each file.
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.data.arrays import ArrayDataset
-from pipeline.data.dataset import open_dataset
-from pipeline.data.packed import PackedDataset
+from pipeline.data.dataset import TokenDataset, open_dataset
 from pipeline.diagnostics.verify_resume import OTHER_WORLD_TOLERANCE, Experiment, default_kills, verify_resume
 from pipeline.errors import ParameterError
 from pipeline.stages.parameters import TrainFsdpParameters
@@ -94,13 +93,13 @@ def _shortened(config: TrainConfig, *, steps: int, checkpoint_every: int) -> Tra
     )
 
 
-def _check(config: TrainConfig, dataset: PackedDataset | ArrayDataset, *, ranks: Sequence[int], device: str) -> None:
+def _check(config: TrainConfig, dataset: TokenDataset | ArrayDataset, *, ranks: Sequence[int], device: str) -> None:
     """Refuse before time is spent on ranks that are killed; 0 ranks are none.
 
     Raises:
         ParameterError: so many ranks cannot train this.
     """
-    length = dataset.sequence_length if isinstance(dataset, PackedDataset) else None
+    length = None if isinstance(dataset, ArrayDataset) else dataset.sequence_length
     for world_size in filter(None, ranks):
         plan_mesh(config.parallel, world_size=world_size, shard_group=config.shard_group)
         plan_batch(config, sequence_length=length, world_size=world_size)

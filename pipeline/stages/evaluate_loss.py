@@ -13,8 +13,7 @@ import jax
 from numpy.typing import NDArray
 
 from pipeline.data.arrays import ArrayDataset
-from pipeline.data.dataset import open_dataset
-from pipeline.data.packed import PackedDataset
+from pipeline.data.dataset import TokenDataset, open_dataset
 from pipeline.errors import ParameterError, StageError
 from pipeline.evaluation.array_scoring import ArrayScores, score_arrays
 from pipeline.evaluation.flax_arrays import FlaxArrays
@@ -74,7 +73,7 @@ def run(context: Context) -> StageResult:
 
 
 def _score_text(
-    context: Context, dataset: PackedDataset, *, rows: NDArray[Any], device: jax.Device
+    context: Context, dataset: TokenDataset, *, rows: NDArray[Any], device: jax.Device
 ) -> tuple[dict[str, float], Sequence[float], dict[str, Any]]:
     directory = context.input("model").path
     check_language(

@@ -13,7 +13,7 @@ from converters.model_pair import ModelPair, load_pair
 from converters.parity import compare_pair
 from converters.parity_report import REPORT_FILE, ParityLimits, ParityReport
 from converters.parity_tensors import compare_tensors
-from pipeline.data.packed import PackedDataset
+from pipeline.data.dataset import TokenDataset, open_tokens
 from pipeline.errors import ParameterError, StageError
 from pipeline.evaluation.comparison import Comparison, charts, compare, rows_per_batch
 from pipeline.evaluation.flax_predictor import FlaxPredictor, choose_device
@@ -84,7 +84,7 @@ def _compare_text(context: StageContext[EvaluateParityParameters], pair: ModelPa
             f"({pair.description.name}) is {pair.description.kind}",
             hint="leave dataset out: random inputs of the model's own description are compared then",
         )
-    dataset = PackedDataset.open(context.input(_DATASET).path)
+    dataset = open_tokens(context.input(_DATASET).path)
     vocabulary = int(pair.config["vocab_size"])
     _check(given, dataset=dataset, config=pair.config)
     check_language(
@@ -115,7 +115,7 @@ def _compare_text(context: StageContext[EvaluateParityParameters], pair: ModelPa
         raise _not_finite(context.stage, str(error)) from error
 
 
-def _check(given: EvaluateParityParameters, *, dataset: PackedDataset, config: Any) -> None:
+def _check(given: EvaluateParityParameters, *, dataset: TokenDataset, config: Any) -> None:
     """Hold lengths against the rows and the model.
 
     Raises:

@@ -25,6 +25,8 @@ from pipeline.stages.serve_parameters import DeployServeParameters as DeployServ
 from pipeline.stages.train_parameters import TrainFsdpParameters as TrainFsdpParameters
 from pipeline.stages.user_module import FUNCTION_PATTERN
 
+NAME_PATTERN = r"^[A-Za-z][\w-]*$"
+
 
 class DataTextParameters(Parameters):
     """`data.text`: real text to packed token shards and a BPE tokenizer."""
@@ -67,6 +69,34 @@ class DataArraysParameters(Parameters):
         default_factory=list,
         description="Further files (relative to the project) that the function reads; their content is identity.",
         json_schema_extra=SOURCE_FILE,
+    )
+
+
+class DataMixtureParameters(Parameters):
+    """`data.mixture`: several text datasets as one, in fixed proportions."""
+
+    datasets: dict[Annotated[str, Field(pattern=NAME_PATTERN)], DatasetInput] = Field(
+        min_length=2,
+        description="Text datasets by name; they have one tokenizer and one `sequence_length`. Names are those of the "
+        "metrics `epoch_NAME` of training.",
+    )
+    weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        description="Share of each dataset in the rows of training, to 1/10000 of their sum; under the same names."
+    )
+
+
+class DataStreamParameters(Parameters):
+    """`data.stream`: a text dataset whose shards stay where they are, and come to a training one by one."""
+
+    source: str = Field(
+        description="Directory or fsspec URL that holds what `data.text` wrote, `manifest.json` and all.",
+        # Identity, unlike other sources: what this stage hands on says where the shards are.
+    )
+    shuffled_shards: int = Field(
+        4,
+        ge=1,
+        description="Shards whose rows are mixed with each other; twice as many lie in the cache of a host "
+        "(`loader_cache_bytes` of `train.fsdp`).",
     )
 
 
@@ -160,7 +190,7 @@ class PythonCallParameters(Parameters):
     arguments: PlainArguments = Field(
         default_factory=dict, description="Plain values the function reads from `context.parameters.arguments`."
     )
-    outputs: list[Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")]] = Field(
+    outputs: list[Annotated[str, Field(pattern=NAME_PATTERN)]] = Field(
         default_factory=list, description="Directories the function writes with `context.output(NAME)`."
     )
     framework: Literal["none", "torch", "jax"] = Field(

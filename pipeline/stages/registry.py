@@ -67,7 +67,7 @@ KINDS: Mapping[str, StageKind] = {
     for kind in (
         StageKind(
             name="data.text",
-            version=1,
+            version=2,
             parameters=parameters.DataTextParameters,
             run="pipeline.stages.data_text:run",
             outputs={"dataset": "dataset"},
@@ -98,6 +98,33 @@ KINDS: Mapping[str, StageKind] = {
                 "num_validation_examples",
                 "num_classes",
                 "num_bytes",
+            ),
+        ),
+        StageKind(
+            name="data.mixture",
+            version=1,
+            parameters=parameters.DataMixtureParameters,
+            run="pipeline.stages.data_mixture:run",
+            outputs={"dataset": "dataset"},
+            framework=Framework.NONE,
+            summary="mix text datasets in fixed proportions",
+            default_metrics=("num_train_tokens", "num_validation_tokens", "vocabulary_size"),
+        ),
+        StageKind(
+            name="data.stream",
+            version=1,
+            parameters=parameters.DataStreamParameters,
+            run="pipeline.stages.data_stream:run",
+            outputs={"dataset": "dataset"},
+            framework=Framework.NONE,
+            sources="pipeline.stages.stream_identity:digests",
+            summary="train on a text dataset whose shards stay behind a URL",
+            default_metrics=(
+                "num_documents",
+                "num_bytes",
+                "num_train_tokens",
+                "num_validation_tokens",
+                "vocabulary_size",
             ),
         ),
         StageKind(

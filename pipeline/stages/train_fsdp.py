@@ -18,8 +18,7 @@ from pydantic import TypeAdapter
 from converters.starting_weights import open_weights
 from pipeline.artifacts.store import Store, open_store
 from pipeline.data.arrays import ArrayDataset
-from pipeline.data.dataset import open_dataset
-from pipeline.data.packed import PackedDataset
+from pipeline.data.dataset import TokenDataset, open_dataset
 from pipeline.errors import ParameterError
 from pipeline.models.module_file import MODULE_FILE
 from pipeline.stages.parameters import TrainFsdpParameters
@@ -120,7 +119,7 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
 
 def config_of(
     parameters: TrainFsdpParameters,
-    dataset: PackedDataset | ArrayDataset,
+    dataset: TokenDataset | ArrayDataset,
     *,
     project_root: Path,
     start: StartingPoint | None = None,
@@ -156,7 +155,7 @@ def config_of(
 
 
 def _check(
-    config: TrainConfig, dataset: PackedDataset | ArrayDataset, *, context: StageContext[TrainFsdpParameters]
+    config: TrainConfig, dataset: TokenDataset | ArrayDataset, *, context: StageContext[TrainFsdpParameters]
 ) -> None:
     """Batch and model against the dataset; see `run`."""
     workers = context.resources.workers
