@@ -115,6 +115,23 @@ class TrainFsdpParameters(Parameters):
         64, ge=1, description="Held-out rows (sequences or examples) in one validation loss."
     )
     log_every_steps: int = Field(5, ge=1, description="Steps between reported metrics.", json_schema_extra=NOT_IDENTITY)
+    document_masks: bool = Field(
+        False,
+        description="For text: attention and positions of a row stay inside its documents, and the first token of a "
+        "document is no target. A loss is then a mean over the targets that remain, counted in each step.",
+    )
+    loader_workers: int = Field(
+        1,
+        ge=1,
+        description="Steps whose rows are read ahead, and shards that are fetched at a time; a thread each.",
+        json_schema_extra=NOT_IDENTITY,
+    )
+    loader_cache_bytes: int = Field(
+        4 << 30,
+        ge=1,
+        description="Bytes of shards from elsewhere (`data.stream`) that are kept on a host.",
+        json_schema_extra=NOT_IDENTITY,
+    )
     device: Device = Field(
         "auto",
         description="auto takes CUDA (NCCL) where every worker has a GPU, else the CPU (gloo), and says why.",

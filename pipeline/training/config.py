@@ -41,6 +41,8 @@ _NOT_IDENTITY = frozenset(
         "validate_every_steps",
         "validation_sequences",
         "log_every_steps",
+        "loader_workers",
+        "loader_cache_bytes",
         "faults",
         "preemption",
     }
@@ -158,6 +160,12 @@ class TrainConfig:
     validate_every_steps: Positive = 50
     validation_sequences: Positive = 64
     log_every_steps: Positive = 5
+    document_masks: bool = False
+    """Attention, positions and targets of a row stay inside its documents."""
+    loader_workers: Positive = 1
+    """Steps whose rows are read ahead, each by a thread of its own."""
+    loader_cache_bytes: Positive = 4 << 30
+    """Shards from elsewhere that are kept on a host."""
     faults: FaultPolicy = field(default_factory=FaultPolicy)
     """No identity: a policy changes no step that goes well, and one that stopped training may be mended to go on."""
     preemption: Preemption = field(default_factory=Preemption)
