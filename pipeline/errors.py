@@ -16,6 +16,7 @@ Owns the exception tree. Knows nothing of YAML, Ray, MLflow or any framework. Th
     |-- ClusterError            infra    Ray is away, or cannot give what was asked for
     |-- LeaseError              infra    another process owns the run or the fingerprint
     |-- TrackingError           infra    the tracking server refused what only it can do (the model registry)
+    |-- PreemptedError          infra    training was asked to make way; exit code 75, and a repetition resumes
     `-- Interrupted             --       the user pressed Ctrl-C; exit code 130
 """
 
@@ -35,6 +36,8 @@ class FailureClass(StrEnum):
 
 
 EXIT_CODE_BY_CLASS = {FailureClass.CONFIG: 2, FailureClass.USER: 1, FailureClass.GATE: 1, FailureClass.INFRA: 3}
+EXIT_CODE_PREEMPTED = 75
+"""EX_TEMPFAIL of sysexits.h: a scheduler that starts the same command again loses nothing."""
 EXIT_CODE_INTERRUPTED = 130
 
 
@@ -122,6 +125,15 @@ class LeaseError(PipelineError):
 
 class TrackingError(PipelineError):
     """The tracking server refused what only it can do."""
+
+
+class PreemptedError(PipelineError):
+    """Training was asked to make way, and ended at a step boundary."""
+
+    @property
+    def exit_code(self) -> int:
+        """75, which no other error has."""
+        return EXIT_CODE_PREEMPTED
 
 
 class Interrupted(PipelineError):  # noqa: N818 - named after what the user did

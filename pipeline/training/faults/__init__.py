@@ -1,0 +1,1 @@
+"""What training does when something goes wrong."""

@@ -1,0 +1,134 @@
+"""A second pair of eyes on a rank: is there progress, and what is it waiting for?
+
+Owns the thread that ends a process without progress, and its last words. Knows nothing of what a step does: the loop
+says what it waits for. The one decision: where the limit has passed, the process writes the stacks of all threads and
+ends itself, because nothing inside it can be trusted to come back; the executor sees the end, and the words name the
+rank, the step and the wait.
+
+A thread cannot run while another one keeps the interpreter's lock, so the watchdog sets a timer of faulthandler's,
+which needs no lock, for the case that it is not heard itself.
+"""
+
+import contextlib
+import faulthandler
+import statistics
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from pipeline.errors import ClusterError, PipelineError, PreemptedError
+from pipeline.training.faults.last_words import end_process
+from pipeline.training.faults.requests import Flag, preempted_for_seconds, reason_of
+
+SLOW_STEPS = 5.0
+"""A step may take so many times the median one, where that is longer than the limit of the flow."""
+_LOOKS_A_LIMIT = 20
+_LONGEST_LOOK_SECONDS = 1.0
+_UNHEARD = 2.0
+"""The timer without a lock fires after so many limits."""
+_MEDIAN_OF = 101
+_STACK_CHARACTERS = 12_000
+_STDERR = 2
+"""Its file descriptor; `sys.stderr` may have been replaced by something that has none."""
+
+
+class StalledError(ClusterError):
+    """A rank made no progress and ended itself."""
+
+
+@dataclass(kw_only=True)
+class Watchdog:
+    """Watches one rank while `watching()`; without it, every method only notes."""
+
+    rank: int
+    step_timeout_seconds: float
+    start_timeout_seconds: float
+    grace_seconds: float
+    end: Callable[[PipelineError], None] = end_process
+    _waits_for: str = "start"
+    _step: int = 0
+    _progress_at: float = field(default_factory=time.monotonic)
+    _is_started: bool = False
+    _durations: deque[float] = field(default_factory=lambda: deque(maxlen=_MEDIAN_OF))
+
+    def waits_for(self, what: str, *, step: int | None = None) -> None:
+        """Say what comes next: `data`, `forward and backward`, `the other ranks`, `a checkpoint`, ..."""
+        self._waits_for = what
+        if step is not None:
+            self._step = step
+
+    def progress(self) -> None:
+        """Something was finished that is no step: a pass of a validation, a save."""
+        self._progress_at = time.monotonic()
+
+    def step_done(self) -> None:
+        """A step was finished; its duration moves the limit."""
+        now = time.monotonic()
+        if self._is_started:
+            self._durations.append(now - self._progress_at)
+        self._is_started, self._progress_at = True, now
+
+    @property
+    def limit_seconds(self) -> float:
+        """How long there may be no progress now."""
+        if not self._is_started:
+            return max(self.start_timeout_seconds, self.step_timeout_seconds)
+        slow = SLOW_STEPS * statistics.median(self._durations) if self._durations else 0.0
+        return max(self.step_timeout_seconds, slow)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch until the block is left."""
+        self._progress_at = time.monotonic()
+        over = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(over,), name="watchdog", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            faulthandler.cancel_dump_traceback_later()
+
+    def problem(self) -> PipelineError | None:
+        """Why the process has to end now, or None."""
+        asked_for = preempted_for_seconds()
+        where = f"rank {self.rank}, step {self._step + 1}, waiting for {self._waits_for}"
+        if asked_for is not None and asked_for > self.grace_seconds:
+            return PreemptedError(
+                f"{where}: {reason_of(Flag.PREEMPT)} asked training to make way, and no checkpoint was committed "
+                f"within grace_seconds: {self.grace_seconds:g}; training resumes from the one before",
+                hint="raise `preemption.grace_seconds` if the machine gives more time, or make steps and saves shorter",
+            )
+        idle, limit = time.monotonic() - self._progress_at, self.limit_seconds
+        if idle <= limit:
+            return None
+        name = "step_timeout_seconds" if self._is_started else "start_timeout_seconds"
+        return StalledError(
+            f"{where}: no progress for {idle:.1f} s (limit {limit:g} s)\n{_stacks()}",
+            hint=f"if this is no fault but slow work, raise `faults.{name}`",
+        )
+
+    def _watch(self, over: threading.Event) -> None:
+        look = min(_LONGEST_LOOK_SECONDS, min(self.limit_seconds, self.grace_seconds) / _LOOKS_A_LIMIT)
+        armed_at = -float("inf")
+        while not over.wait(look):
+            now, unheard = time.monotonic(), _UNHEARD * self.limit_seconds
+            if now - armed_at > unheard / _LOOKS_A_LIMIT:
+                faulthandler.dump_traceback_later(unheard, exit=True, file=_STDERR)
+                armed_at = now
+            error = self.problem()
+            if error is not None:
+                self.end(error)
+                return
+
+
+def _stacks() -> str:
+    """What every thread of this process is doing."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file=file)
+        file.seek(0)
+        return file.read()[:_STACK_CHARACTERS]
