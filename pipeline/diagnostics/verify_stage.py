@@ -4,7 +4,6 @@ Owns what of the stage's parameters the experiment changes. The one decision: on
 observed change; model, data, batch, optimizer and seed are the user's own.
 """
 
-import functools
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from pipeline.stages.train_fsdp import config_of
 from pipeline.training.config import TrainConfig, plan_batch
 from pipeline.training.device import choose_device, num_cuda_devices
 from pipeline.training.parallel.mesh import plan_mesh
+from pipeline.training.tasks.opening import opener_of
 
 
 def verify_stage(
@@ -66,7 +66,7 @@ def verify_stage(
     with tempfile.TemporaryDirectory(prefix="pipeline-verify-resume-") as work:
         experiment = Experiment(
             config=config,
-            open_dataset=functools.partial(open_dataset, dataset, verify=False),
+            open_dataset=opener_of(dataset, config),
             project_root=str(project_root),
             work=Path(work),
             device=device.device,

@@ -38,6 +38,7 @@ from pipeline.training.session import TrainJob
 from pipeline.training.tasks.model import check_fits, model_config, read_model_config
 from pipeline.training.tasks.module_factory import check_module
 from pipeline.training.tasks.module_task import check_supported
+from pipeline.training.tasks.opening import opener_of
 from pipeline.training.tasks.starting import check_start
 from pipeline.training.updates.schedule import check_schedule
 from pipeline.training.worker import backend_of
@@ -77,7 +78,7 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
         TrainJob(
             config=config,
             workspace=context.workspace,
-            open_dataset=functools.partial(open_dataset, source.path, verify=False),
+            open_dataset=opener_of(source.path, config),
             open_initial=None if start is None else functools.partial(open_weights, start.place),
             project_root=str(context.project_root),
         ),

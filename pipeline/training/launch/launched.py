@@ -4,7 +4,6 @@ Owns the job file, the interface that collectives use, and the lines that rank 0
 the one that Ray's workers run, and the workspace is the same; a run can go from one launcher to the other.
 """
 
-import functools
 import json
 import os
 import socket
@@ -19,7 +18,6 @@ from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from pipeline.data.dataset import open_dataset
 from pipeline.errors import ParameterError, nearest_name
 from pipeline.training.config import TrainConfig
 from pipeline.training.device import choose_device, num_cuda_devices
@@ -29,6 +27,7 @@ from pipeline.training.rank_sources import ENVIRONMENT_STORE, derive_place
 from pipeline.training.reporter import SilentReporter
 from pipeline.training.session import TrainJob
 from pipeline.training.tasks.model import read_model_config
+from pipeline.training.tasks.opening import opener_of
 from pipeline.training.worker import WorkerContext
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -81,10 +80,11 @@ def run_job(file: Path, *, environment: Mapping[str, str], stream: TextIO) -> Tr
         num_threads=max(1, (os.cpu_count() or 1) // _ranks_here(environment, place.world_size)),
     )
     dataset, workspace = fields_of_job.pop("dataset"), fields_of_job.pop("workspace")
+    config = TrainConfig(**fields_of_job)
     job = TrainJob(
-        config=TrainConfig(**fields_of_job),
+        config=config,
         workspace=workspace,
-        open_dataset=functools.partial(open_dataset, Path(dataset), verify=False),
+        open_dataset=opener_of(Path(dataset), config),
         project_root=str(file.parent.resolve()),
     )
     if place.store_address != ENVIRONMENT_STORE:
