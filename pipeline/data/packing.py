@@ -20,7 +20,8 @@ from pipeline.artifacts.manifest import sha256_of
 from pipeline.data.manifest import TOKENIZER_NAME, Manifest, ShardEntry, SplitEntry
 from pipeline.data.shard_file import write_shard
 from pipeline.data.split import Split
-from pipeline.data.tokenizer import END_OF_TEXT, PADDING, encode, special_id, train_tokenizer
+from pipeline.data.text_tokenizer import TextTokenizer, trained_tokenizer
+from pipeline.data.tokenizer import encode
 from pipeline.errors import ParameterError
 
 _UINT16_TOKENS = 65_536
@@ -42,29 +43,31 @@ def write_dataset(
     *,
     plan: PackingPlan,
     source: Mapping[str, Any],
+    tokenizer: TextTokenizer | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Manifest:
-    """Train the tokenizer on the train documents, encode, pack and write everything into `directory`.
+    """Encode, pack and write everything into `directory`.
 
     Args:
         split: documents, in the order they are packed.
         directory: exists and is empty.
         plan: sizes.
         source: facts about where the text came from; kept in the manifest.
+        tokenizer: a model's own; where it is None, one is trained on the train documents.
         progress: told what is being done.
 
     Raises:
         ParameterError: a split is too short for one row.
     """
-    progress("training the tokenizer")
-    tokenizer = train_tokenizer(split.train, vocabulary_size=plan.vocabulary_size)
-    tokenizer.save(str(directory / TOKENIZER_NAME))
-    vocabulary_size = tokenizer.get_vocab_size()
-    dtype = np.dtype(np.uint16 if vocabulary_size <= _UINT16_TOKENS else np.uint32)
+    if tokenizer is None:
+        progress("training the tokenizer")
+        tokenizer = trained_tokenizer(split.train, vocabulary_size=plan.vocabulary_size)
+    (directory / TOKENIZER_NAME).write_bytes(tokenizer.content)
+    dtype = np.dtype(np.uint16 if tokenizer.vocabulary_size <= _UINT16_TOKENS else np.uint32)
     splits: dict[str, SplitEntry] = {}
     for name, documents in (("train", split.train), ("validation", split.validation)):
         progress(f"packing {name}")
-        encoded = [ids.astype(dtype) for ids in encode(tokenizer, documents)]
+        encoded = [ids.astype(dtype) for ids in encode(tokenizer.tokenizer, documents, end=tokenizer.eos_token_id)]
         starts = np.cumsum([0, *map(len, encoded[:-1])], dtype=np.int64)
         stream = np.concatenate(encoded)
         rows = pack(stream, sequence_length=plan.sequence_length, split=name)
@@ -79,9 +82,9 @@ def write_dataset(
         )
     manifest = Manifest(
         sequence_length=plan.sequence_length,
-        vocabulary_size=vocabulary_size,
-        eos_token_id=special_id(tokenizer, END_OF_TEXT),
-        pad_token_id=special_id(tokenizer, PADDING),
+        vocabulary_size=tokenizer.vocabulary_size,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
         dtype=dtype.name,
         seed=plan.seed,
         tokenizer_sha256=sha256_of(directory / TOKENIZER_NAME),

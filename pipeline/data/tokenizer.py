@@ -46,9 +46,8 @@ def special_id(tokenizer: Tokenizer, token: str) -> int:
     return number
 
 
-def encode(tokenizer: Tokenizer, documents: Sequence[Document]) -> Iterator[npt.NDArray[np.int64]]:
-    """Token ids of each document, int64 [tokens + 1], the last one the end of text."""
-    end = special_id(tokenizer, END_OF_TEXT)
+def encode(tokenizer: Tokenizer, documents: Sequence[Document], *, end: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Token ids of each document, int64 [tokens + 1], the last one `end`."""
     for first in range(0, len(documents), _ENCODED_TOGETHER):
         texts = [document.text for document in documents[first : first + _ENCODED_TOGETHER]]
         for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False):

@@ -5,9 +5,12 @@ decision: the stage reads the whole source into memory, which is right for the c
 property of the dataset, not of this stage.
 """
 
+from converters.location import locate
 from pipeline.data.packing import PackingPlan, write_dataset
 from pipeline.data.sources import STDLIB, digests, read_documents
 from pipeline.data.split import choose, split
+from pipeline.data.text_tokenizer import TextTokenizer, read_tokenizer
+from pipeline.stages.checkpoint_identity import local_place
 from pipeline.stages.parameters import DataTextParameters
 from pipeline.stages.protocol import StageContext, StageResult
 
@@ -16,12 +19,15 @@ def run(context: StageContext[DataTextParameters]) -> StageResult:
     """Read, split, train the tokenizer, pack.
 
     Raises:
-        ParameterError: the source is missing, empty or unreadable, or too short; names file and line.
+        ParameterError: the source is missing, empty or unreadable, or too short; names file and line. Or there is no
+            tokenizer where one is named.
+        CheckpointError: the tokenizer's URL cannot be fetched.
     """
     parameters = context.parameters
     reporter = context.reporter
     reporter.progress(0, total=3, unit="parts", note=f"reading {parameters.source}")
     digest = digests(parameters, context.project_root)["source"]
+    given = _given_tokenizer(context)
     documents = choose(
         read_documents(parameters, context.project_root),
         seed=parameters.seed,
@@ -47,9 +53,10 @@ def run(context: StageContext[DataTextParameters]) -> StageResult:
             seed=parameters.seed,
         ),
         source={"source": parameters.source, "json_field": parameters.json_field, "digest": digest},
+        tokenizer=given,
         progress=progress,
     )
-    if manifest.vocabulary_size < parameters.vocabulary_size:
+    if given is None and manifest.vocabulary_size < parameters.vocabulary_size:
         reporter.note(
             f"the text has pairs for {manifest.vocabulary_size} tokens only; {parameters.vocabulary_size} were asked"
         )
@@ -67,3 +74,13 @@ def run(context: StageContext[DataTextParameters]) -> StageResult:
     reporter.dataset(context.stage, digest=digest, source=parameters.source, facts=metrics)
     reporter.progress(3, total=3, unit="parts", note=f"{int(metrics['num_train_tokens']):,} training tokens")
     return StageResult(metrics=metrics, facts={"source": shown, "source_digest": digest})
+
+
+def _given_tokenizer(context: StageContext[DataTextParameters]) -> TextTokenizer | None:
+    """The tokenizer that `tokenizer` names; None where one is to be trained."""
+    named = context.parameters.tokenizer
+    if named is None:
+        return None
+    if isinstance(named, str):
+        return read_tokenizer(locate(local_place(named, context.project_root)))
+    return read_tokenizer(context.input("tokenizer").path)

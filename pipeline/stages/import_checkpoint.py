@@ -1,7 +1,8 @@
 """`import.checkpoint`: a checkpoint that no stage made becomes an artifact.
 
 Owns the copy, and the check that a reader knows the format. Knows nothing of formats or models. The one decision: the
-files are copied, not linked, for an artifact never changes and a user's files may.
+files are copied, not linked, for an artifact never changes and a user's files may. What a format holds inside and other
+stages read as a file (the tokenizer of a GGUF file) is written beside it.
 """
 
 import shutil
@@ -35,6 +36,9 @@ def run(context: StageContext[ImportCheckpointParameters]) -> StageResult:
         _copy(file.path, target / file.name)
         done += file.path.stat().st_size
     opened = open_source(target)
+    for name, content in opened.companions().items():
+        if not (target / name).exists():  # of a format that holds them inside, as GGUF does
+            (target / name).write_bytes(content)
     num_tensors = len(opened.headers)
     reporter.note(f"{num_tensors} tensors in {opened.format}, {total / 1e6:.1f} MB, from {given.source}")
     return StageResult(

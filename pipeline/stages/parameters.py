@@ -5,9 +5,9 @@ Knows nothing of how a stage works. The one decision: a field that cannot change
 processes, logging) is marked `identity=False` and stays out of the fingerprint.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipeline.stages.parameter_fields import NOT_IDENTITY as NOT_IDENTITY
 from pipeline.stages.parameter_fields import SOURCE_FILE as SOURCE_FILE
@@ -16,6 +16,7 @@ from pipeline.stages.parameter_fields import Parameters as Parameters
 from pipeline.stages.reference import (
     AnyInput,
     CheckpointInput,
+    CheckpointOrPlace,
     DatasetInput,
     EvidenceInput,
     ExportInput,
@@ -40,13 +41,26 @@ class DataTextParameters(Parameters):
     json_field: str | None = Field(
         None, description="Read the source as JSON Lines and take this field of each line as one document."
     )
-    vocabulary_size: int = Field(4096, ge=300, le=1_000_000, description="Size of the BPE vocabulary.")
+    tokenizer: CheckpointOrPlace | None = Field(
+        None,
+        description="A model's own tokenizer: a checkpoint of the flow that holds one, or a path (relative to the "
+        "project) or fsspec URL of a `tokenizer.json` or of such a directory. One is trained on the text when absent.",
+    )
+    vocabulary_size: int = Field(
+        4096, ge=300, le=1_000_000, description="Size of the BPE vocabulary that is trained; not with `tokenizer`."
+    )
     sequence_length: int = Field(256, ge=8, le=1_048_576, description="Tokens in one packed training row.")
     validation_fraction: float = Field(0.05, gt=0.0, lt=0.5, description="Share of documents held out.")
     max_documents: int | None = Field(None, ge=2, description="Stop after this many documents (in a seeded order).")
     max_bytes: int | None = Field(None, ge=1, description="Stop after this many bytes of text.")
     shard_tokens: int = Field(1_048_576, ge=1024, description="Tokens in one shard file.")
     seed: int = Field(0, ge=0, description="Of the document order and the split.")
+
+    @model_validator(mode="after")
+    def _has_one_vocabulary(self) -> Self:
+        if self.tokenizer is not None and "vocabulary_size" in self.model_fields_set:
+            raise ValueError("`vocabulary_size` is that of `tokenizer`; leave one of them out")
+        return self
 
 
 class DataArraysParameters(Parameters):

@@ -72,7 +72,7 @@ KINDS: Mapping[str, StageKind] = {
             run="pipeline.stages.data_text:run",
             outputs={"dataset": "dataset"},
             framework=Framework.NONE,
-            sources="pipeline.data.sources:digests",
+            sources="pipeline.stages.text_identity:digests",
             summary="read text, split it, train a tokenizer, pack token shards",
             default_metrics=(
                 "num_documents",
@@ -143,7 +143,10 @@ KINDS: Mapping[str, StageKind] = {
                 "train_loss",
                 "validation_loss",
                 "initial_validation_loss",
+                "validation_loss_change",
                 "validation_accuracy",
+                "ema_validation_loss",
+                "ema_validation_accuracy",
                 "tokens_per_second",
                 "examples_per_second",
                 "num_parameters",
@@ -155,7 +158,7 @@ KINDS: Mapping[str, StageKind] = {
         ),
         StageKind(
             name="import.checkpoint",
-            version=1,
+            version=2,
             parameters=parameters.ImportCheckpointParameters,
             run="pipeline.stages.import_checkpoint:run",
             outputs={"checkpoint": "checkpoint"},

@@ -1,12 +1,15 @@
 """`data.text` as the runner calls it."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from pipeline.data.packed import PackedDataset
 from pipeline.errors import ParameterError
+from pipeline.stages import text_identity
 from pipeline.stages.data_text import run
 from pipeline.stages.parameters import DataTextParameters
 from pipeline.stages.registry import KINDS
@@ -59,3 +62,27 @@ def test_the_standard_library_is_packed_in_seconds(stage_context) -> None:
     assert time.process_time() - started < STDLIB_CPU_SECONDS
     assert result.metrics["num_train_tokens"] > 1_000_000
     assert result.metrics["vocabulary_size"] == 4096
+
+
+def test_a_tokenizer_of_a_model_is_taken_and_identified_by_what_is_read_of_it(
+    stage_context, texts: Path, tmp_path: Path
+) -> None:
+    first = stage_context(DataTextParameters(source="texts", vocabulary_size=300, sequence_length=8), {})
+    run(first)
+    own = first.output_root / "dataset" / "tokenizer.json"
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer.json").write_bytes(own.read_bytes())
+    given = DataTextParameters(source="texts", sequence_length=8, tokenizer="model")
+    before = text_identity.digests(given, tmp_path)
+    (model / "model.safetensors").write_bytes(b"weights")
+    assert text_identity.digests(given, tmp_path) == before
+    (model / "config.json").write_text('{"eos_token_id": 1}')
+    assert text_identity.digests(given, tmp_path) != before
+    by_reference = DataTextParameters(source="texts", sequence_length=8, tokenizer="${stages.base.outputs.checkpoint}")
+    context = replace(stage_context(by_reference, {"tokenizer": model}), output_root=tmp_path / "second")
+    result = run(context)
+    assert PackedDataset.open(tmp_path / "second" / "dataset").eos_token_id == 1
+    assert result.metrics["vocabulary_size"] == PackedDataset.open(own.parent).vocabulary_size
+    with pytest.raises(ValidationError, match="leave one of them out"):
+        DataTextParameters(tokenizer="model", vocabulary_size=400)

@@ -1,5 +1,6 @@
 """What spawned ranks run in tests, and datasets that misbehave. Importable by name from other processes."""
 
+import functools
 import os
 import signal
 from dataclasses import dataclass, field, replace
@@ -160,3 +161,59 @@ def fail_on_rank(worker: WorkerContext, rank: int, how: str) -> int:
             raise ValueError("a bug of rank 1")
         dist.all_reduce(torch.ones(1))
     return worker.rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuned:
+    """What a rank saw of five trainings that start from stored weights."""
+
+    full: TrainResult
+    straight: TrainResult
+    resumed: TrainResult
+    without_dropout: TrainResult
+    shard_bytes: int
+    """Of a large model's parameters on this rank."""
+    peak_bytes: int
+    """Resident at most while they were placed, above what was resident before."""
+
+
+def fine_tuned_on_ranks(
+    worker: WorkerContext, full: TrainJob, straight: TrainJob, resumed: TrainJob, rows: str, large: TrainJob
+) -> FineTuned:
+    """Train all parameters; adapters straight, and stopped and resumed, and without dropout; place a large model."""
+    with joined(worker):
+        inner = replace(worker, store_address=None)
+        of_all = train(inner, full, reporter=SilentReporter())
+        first = train(inner, straight, reporter=SilentReporter())
+        stopped = replace(resumed, open_dataset=functools.partial(StoppingRows, Path(rows), stop_at=4))
+        try:
+            train(inner, stopped, reporter=SilentReporter())
+        except StoppedError:
+            dist.barrier()
+        second = train(inner, resumed, reporter=SilentReporter())
+        assert straight.config.lora is not None
+        plain = replace(straight.config, lora=replace(straight.config.lora, dropout=0.0), steps=3)
+        third = train(
+            inner,
+            replace(straight, config=plain, workspace=f"{straight.workspace}-plain"),
+            reporter=SilentReporter(),
+        )
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        before = _resident("VmHWM")
+        session = open_session(inner, large)
+        peak = _resident("VmHWM") - before
+    held = sum(parameter.to_local().nbytes for parameter in session.model.parameters())
+    return FineTuned(
+        full=of_all,
+        straight=first,
+        resumed=second,
+        without_dropout=third,
+        shard_bytes=held,
+        peak_bytes=peak,
+    )
+
+
+def _resident(field_name: str) -> int:
+    """Bytes of this process by a field of `/proc/self/status`."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field_name}:"))

@@ -123,7 +123,7 @@ def fill(model: nn.Module, weights: StartingWeights, *, device: torch.device, dr
     Raises:
         CheckpointError: a file is damaged, or tied tensors differ.
     """
-    _give_memory(model, device=device)
+    give_memory(model, device=device)
     held = get_model_state_dict(model)
     for name in tied_names(model):
         held.pop(name, None)
@@ -160,7 +160,7 @@ def _listed(what: str, names: list[str], *, near: list[str]) -> Iterator[str]:
     yield f"{len(names)} {what}: " + ", ".join(shown) + more
 
 
-def _give_memory(model: nn.Module, *, device: torch.device) -> None:
+def give_memory(model: nn.Module, *, device: torch.device) -> None:
     """Memory for parameters on the meta device. Buffers keep their values: no file holds those that are computed."""
     if not any(parameter.is_meta for parameter in model.parameters()):
         return

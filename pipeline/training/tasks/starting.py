@@ -14,7 +14,7 @@ from torch import nn
 
 from pipeline.errors import ParameterError
 from pipeline.training.config import TrainConfig
-from pipeline.training.start.weights import Shape, StartingWeights, check_weights, fill
+from pipeline.training.start.weights import Shape, StartingWeights, check_weights, fill, give_memory
 from pipeline.training.tasks.empty_model import build_empty
 from pipeline.training.tasks.model import model_config
 from pipeline.training.tasks.task import Task
@@ -40,13 +40,20 @@ def start_model(task: Task, config: TrainConfig, *, weights: StartingWeights | N
     return model
 
 
-def fill_model(model: nn.Module, config: TrainConfig, *, weights: StartingWeights | None, device: torch.device) -> None:
+def fill_model(
+    model: nn.Module, config: TrainConfig, *, weights: StartingWeights | None, device: torch.device, resumes: bool
+) -> None:
     """Give the cut model of `start_model` its values; called by all ranks.
+
+    Where training `resumes`, a checkpoint has them all, but for those that adapters leave as they were.
 
     Raises:
         CheckpointError: the weights cannot be read.
     """
     if weights is None:
+        return
+    if resumes and config.lora is None:
+        give_memory(model, device=device)
         return
     draw = None if config.lora is None else functools.partial(_adapters().draw_adapter, seed=config.seed)
     fill(model, weights, device=device, draw=draw)
