@@ -1,7 +1,8 @@
 """Which part of a nested training state is the model.
 
-Owns the names under which training code keeps a model's state dict. Knows no format. The one decision: a part is taken
-when exactly one has such a name; where several have, or none, the checkpoint is refused with what it holds.
+Owns the names under which training code keeps a model's state dict, and a moving average of it. Knows no format. The
+one decision: a part is taken when exactly one has such a name; where several have, or none, the checkpoint is refused
+with what it holds. Where a training of ours has kept an average, that is what the model hands on.
 """
 
 from collections.abc import Iterable
@@ -14,6 +15,8 @@ WRAPPER_KEYS = ("app",)
 """torch.distributed.checkpoint's examples put the whole of a training into one stateful object of this name."""
 
 KeyPath = tuple[str, ...]
+AVERAGE: KeyPath = ("extras", "ema")
+"""Where `train.fsdp` keeps the moving average of what it trains, by name in the model."""
 
 
 def model_subtree(paths: Iterable[KeyPath], *, where: str) -> KeyPath:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from converters.model_subtree import model_subtree
+from converters.model_subtree import AVERAGE, model_subtree
 from converters.operations import Array, Shape
 from converters.parts import check_parts, place_of
 from converters.pickle_instructions import check_instructions
@@ -200,16 +200,19 @@ def _paths(metadata: Any) -> dict[str, tuple[str, ...]]:
 
 
 def _model_tensors(metadata: Any, *, where: str) -> Iterator[tuple[str, str, TensorStorageMetadata]]:
-    """(name in the model, flat key, stored metadata) of each tensor of the model subtree."""
+    """(name in the model, flat key, stored metadata) of each tensor of the model, or of its average."""
     paths = {
         key: path
         for key, path in _paths(metadata).items()
         if isinstance(metadata.state_dict_metadata[key], TensorStorageMetadata)
     }
     subtree = model_subtree(paths.values(), where=where)
+    averaged = {".".join(path[len(AVERAGE) :]): key for key, path in paths.items() if path[: len(AVERAGE)] == AVERAGE}
     for key, path in paths.items():
         if path[: len(subtree)] == subtree:
-            yield ".".join(path[len(subtree) :]), key, metadata.state_dict_metadata[key]
+            name = ".".join(path[len(subtree) :])
+            taken = averaged.get(name, key)
+            yield name, taken, metadata.state_dict_metadata[taken]
 
 
 def _plan(metadata: Any, *, where: str) -> tuple[dict[str, TensorHeader], dict[str, list[_Chunk]], list[str]]:

@@ -35,11 +35,13 @@ from pipeline.training.loop import TrainResult
 from pipeline.training.parallel.mesh import plan_mesh
 from pipeline.training.precision import check_precision
 from pipeline.training.session import TrainJob
-from pipeline.training.tasks.model import check_fits, model_config, read_model_config
+from pipeline.training.tasks.empty_model import build_empty
+from pipeline.training.tasks.model import blocks_of, check_fits, model_config, read_model_config
 from pipeline.training.tasks.module_factory import check_module
-from pipeline.training.tasks.module_task import check_supported
+from pipeline.training.tasks.module_task import check_supported, module_blocks
 from pipeline.training.tasks.opening import opener_of
 from pipeline.training.tasks.starting import check_start
+from pipeline.training.updates.refusals import check_updates
 from pipeline.training.updates.schedule import check_schedule
 from pipeline.training.worker import backend_of
 
@@ -112,6 +114,7 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
             "backend": backend_of(device.device),
             "world_size": state.world_size,
             "precision": config.precision,
+            "weights": "last" if config.ema is None else f"moving average, decay {config.ema.decay:g}",
             "resumed_from_step": result.resumed_from_step,
             "checkpoint_generation": result.commit.key.generation,
         },
@@ -151,6 +154,8 @@ def config_of(
     elif parameters.model is not None and not own:
         model = read_model_config(project_root / parameters.model)
     given = parameters.model_dump(exclude=NOT_CONFIG)
+    if parameters.lora is not None:
+        given["lora"] = parameters.lora.model_dump(exclude={"enabled"}) if parameters.lora.enabled else None
     given |= {"model": model, "initial": None if start is None else start.digest}
     return TypeAdapter(TrainConfig).validate_python(given)
 
@@ -166,7 +171,7 @@ def _check(
         check_supported(config)
         plan_batch(config, sequence_length=None, world_size=workers)
         assert isinstance(config.model, str)
-        check_module(
+        module = check_module(
             config.model,
             arguments=config.model_arguments,
             project_root=str(context.project_root),
@@ -174,12 +179,15 @@ def _check(
             loss=config.loss,
             seed=config.seed,
         )
+        check_updates(module, module_blocks(module), config)
         return
     plan_batch(config, sequence_length=dataset.sequence_length, world_size=workers)
     assert not isinstance(config.model, str)
-    check_fits(
-        model_config(config.model), vocabulary_size=dataset.vocabulary_size, sequence_length=dataset.sequence_length
-    )
+    described = model_config(config.model)
+    check_fits(described, vocabulary_size=dataset.vocabulary_size, sequence_length=dataset.sequence_length)
+    if config.lora is None:  # adapters have names of their own; ranks check those
+        model = build_empty(described)
+        check_updates(model, blocks_of(model), config)
 
 
 def _metrics(result: TrainResult) -> dict[str, float]:

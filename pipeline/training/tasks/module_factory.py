@@ -79,8 +79,8 @@ def module_file(factory: str, *, arguments: Mapping[str, Any], dataset: ArrayRow
 
 def check_module(
     factory: str, *, arguments: Mapping[str, Any], project_root: str, dataset: ArrayRows, loss: str, seed: int
-) -> None:
-    """Build the module and run it once on a few training examples, in evaluation mode.
+) -> nn.Module:
+    """Build the module and run it once on a few training examples, in evaluation mode; returns it.
 
     Raises:
         ParameterError: whatever stands against training it on this dataset with this loss; says what would fit.
@@ -104,6 +104,7 @@ def check_module(
                 hint="the arrays of the dataset, with the examples along the first axis, are what forward is given",
             ) from error
     _check_output(factory, output_of(factory, outputs), dataset=dataset, num_rows=_TRIED_ROWS)
+    return model
 
 
 def _import(factory: str, *, project_root: str) -> Any:

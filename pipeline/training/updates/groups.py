@@ -133,9 +133,11 @@ def _matches(patterns: Sequence[str], names: Sequence[str]) -> bool:
 
 
 def _near(pattern: str, names: Mapping[int, Sequence[str]]) -> str:
-    """The names that look most like the pattern; blocks that differ in their number alone once."""
+    """The names with a word most like the pattern, else all; blocks that differ in their number alone once."""
     forms = list(dict.fromkeys(_NUMBERS.sub("N", name) for own in names.values() for name in own))
-    near = difflib.get_close_matches(pattern, forms, n=_MAX_NEAR, cutoff=0.3) or forms
+    words = {form: set(re.split(r"[._]", form)) for form in forms}
+    like = set(difflib.get_close_matches(pattern, set().union(*words.values()), n=1))
+    near = [form for form in forms if not like.isdisjoint(words[form])] or forms
     return f"; near it (N is a number): {_some(near)}"
 
 
