@@ -13,7 +13,7 @@ ALLOWED = {
     "torch": (
         "pipeline/training/*.py",
         "pipeline/evaluation/torch_*.py",
-        "pipeline/diagnostics/bench_train.py",
+        "pipeline/diagnostics/bench_train_*.py",
         "pipeline/diagnostics/bench_serve_torch.py",
         "converters/torch_*.py",
         "converters/trace/*.py",
@@ -24,7 +24,6 @@ ALLOWED = {
     "transformers": (
         "pipeline/training/*.py",
         "pipeline/evaluation/torch_*.py",
-        "pipeline/diagnostics/bench_train.py",
         "pipeline/diagnostics/bench_serve_torch.py",
         "converters/torch_*.py",
         "converters/trace/*.py",
@@ -53,6 +52,8 @@ ALLOWED = {
     "orbax": ("pipeline/models/parameter_writer.py", "pipeline/diagnostics/bench_convert.py"),
     "ray": ("*/ray_*.py",),
     "mlflow": ("pipeline/tracking/mlflow_*.py",),
+    "accelerate": ("pipeline/diagnostics/bench_train_accelerate.py",),
+    "lightning_fabric": ("pipeline/diagnostics/bench_train_fabric.py",),
     "llguidance": ("pipeline/serving/grammar/*.py",),
     "onnx": ("converters/onnx_*.py",),
     "onnxruntime": ("converters/torch_onnx_*.py", "pipeline/diagnostics/bench_serve_onnx.py"),

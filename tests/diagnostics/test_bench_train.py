@@ -1,12 +1,38 @@
 """`pipeline bench train` on a tiny model: the shape of what it says."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pipeline.diagnostics import bench_train_speed
 from pipeline.diagnostics.bench_result import BenchResult, BenchRow
-from pipeline.diagnostics.bench_train import run
+from pipeline.diagnostics.bench_train import GROUPS, chosen, run
+from pipeline.diagnostics.bench_train_material import Material
+from pipeline.errors import UsageError
+
+TINY = {
+    "model_type": "llama",
+    "vocab_size": 400,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps(TINY))
+    return path
+
+
+def smaller(material: Material, *, model: Path) -> Material:
+    batch = {"global_batch_tokens": 256, "micro_batch_sequences": 2, "sequence_length": 32}
+    return replace(material, model=model, vocabulary_size=400, **batch)
 
 
 def row(*, ours: float, peer: float | None) -> BenchRow:
@@ -31,23 +57,23 @@ def test_a_row_passes_only_by_a_measured_ratio() -> None:
     }
 
 
+def test_a_pattern_names_groups_and_a_wrong_one_is_corrected() -> None:
+    assert chosen("") == tuple(GROUPS)
+    assert chosen("sp*, none") == ("speed",)
+    with pytest.raises(UsageError, match="no rows are called 'sped'") as error:
+        chosen("sped")
+    assert "speed" in error.value.hint
+
+
 @pytest.mark.slow
-def test_both_loops_are_measured_in_one_run(tmp_path: Path) -> None:
-    model = tmp_path / "tiny.json"
-    config = {"model_type": "llama", "vocab_size": 400, "hidden_size": 32, "intermediate_size": 48}
-    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32}
-    model.write_text(json.dumps(config))
-    result = run(
-        rounds=1,
-        steps=2,
-        model=model,
-        global_batch_tokens=256,
-        micro_batch_sequences=2,
-        sequence_length=32,
-        vocabulary_size=400,
-    )
-    (measured,) = result.to_json()["rows"]
-    assert measured["ours"] > 0
-    assert measured["peer"] > 0
-    assert measured["ratio"] == pytest.approx(measured["ours"] / measured["peer"])
+def test_sides_are_timed_after_they_computed_the_same(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only = (bench_train_speed.OURS, bench_train_speed.BARE)
+    monkeypatch.setattr(bench_train_speed, "SIDES", {name: bench_train_speed.SIDES[name] for name in only})
+    told: list[str] = []
+    result = run(rounds=1, only="speed", notice=told.append, adapt=lambda material: smaller(material, model=tiny))
+    bare, *absent = result.to_json()["rows"]
+    assert bare["ours"] > 0
+    assert bare["ratio"] == pytest.approx(bare["ours"] / bare["peer"])
+    assert any("bare: losses of steps [1, 5] are ours within" in line for line in told)
+    assert [(one["ratio"], one["ok"]) for one in absent] == [(None, False), (None, False)]
     assert result.machine["cores"] >= 1
