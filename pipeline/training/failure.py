@@ -1,13 +1,16 @@
-"""What an exception of a rank means, and the note of the first one that cannot be mended.
+"""What an exception of a rank means, which of several is the cause, and the note of one that cannot be mended.
 
-Owns classification and the fatal note in the workspace. Knows nothing of Ray. The one decision: losing contact with a
-peer is infrastructure (the peer's own error says why), running out of memory too; anything else a rank raises is the
-user's, and repeating it would only repeat it.
+Owns classification, the order of errors, and the fatal note in the workspace. Knows nothing of Ray. The one decision:
+losing contact with a peer is infrastructure (the peer's own error says why), running out of memory too; anything else a
+rank raises is the user's, and repeating it would only repeat it.
 """
 
 import json
 import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 
 from pipeline import errors
@@ -18,8 +21,62 @@ _MIXED = "mixed torch.Tensor and DTensor"
 _LOST_CONTACT = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Socket Timeout")
 
 
+_CPU_ALLOCATOR = "DefaultCPUAllocator"
+
+
 class LostContactError(ClusterError):
     """A rank could not reach the others; another rank's error says why."""
+
+
+class StalledError(ClusterError):
+    """A rank made no progress in work of its own, and ended itself."""
+
+
+class WaitingError(StalledError):
+    """A rank made no progress in work that it does together with others; another rank may be why."""
+
+
+_CONSEQUENCES = (LostContactError, WaitingError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankFailure:
+    """How one rank failed."""
+
+    rank: int
+    error: PipelineError
+    at: float
+    """Seconds since the epoch, by the rank's own clock."""
+
+
+def is_consequence(error: BaseException) -> bool:
+    """True where another rank's error may be the reason."""
+    return isinstance(error, _CONSEQUENCES)
+
+
+def first_failure(failures: Sequence[RankFailure]) -> PipelineError:
+    """The error of the rank that failed first, with those of the others folded into a line each.
+
+    What may be a consequence comes after what is none, whenever it was raised: a rank that lost contact with a dead one
+    is often heard first.
+    """
+    cause, *others = sorted(failures, key=lambda item: (is_consequence(item.error), item.at))
+    lines = {
+        f"rank {item.rank}: {type(item.error).__name__}: {item.error.message.splitlines()[0]}"
+        for item in others
+        if item.error.message != cause.error.message
+    }
+    if not lines:
+        return cause.error
+    folded = f"{cause.error.message}\nafter that:\n" + "\n".join(f"  {line}" for line in sorted(lines))
+    return type(cause.error)(folded, hint=cause.error.hint)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for CUDA's error, Python's, and that of torch's CPU allocator, which is a plain RuntimeError."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)
+    )
 
 
 def as_pipeline_error(error: BaseException, *, rank: int) -> PipelineError:
@@ -31,7 +88,7 @@ def as_pipeline_error(error: BaseException, *, rank: int) -> PipelineError:
         isinstance(error, RuntimeError) and any(mark in text for mark in _LOST_CONTACT)
     ):
         return LostContactError(f"rank {rank} lost contact with the other ranks: {text.splitlines()[0]}")
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if is_out_of_memory(error):
         return ClusterError(
             f"rank {rank} is out of memory: {text.splitlines()[0] if text else type(error).__name__}",
             hint="lower `micro_batch_sequences` (the global batch stays), or set `activation_checkpointing: full`",

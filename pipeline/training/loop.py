@@ -17,9 +17,10 @@ from pipeline.artifacts.store import open_store
 from pipeline.errors import Interrupted, PreemptedError, StageError
 from pipeline.training.checkpoints.checkpoint import Resumed, TrainingState
 from pipeline.training.checkpoints.commit import CheckpointCommit
+from pipeline.training.failure import is_out_of_memory
 from pipeline.training.faults import failpoints
 from pipeline.training.faults.guard import make_watchdog
-from pipeline.training.faults.out_of_memory import is_out_of_memory, memory_error, note_smaller
+from pipeline.training.faults.out_of_memory import memory_error, note_smaller
 from pipeline.training.faults.requests import ENDING, Flag, answered, listening, reason_of
 from pipeline.training.observation import AskedToEndError, make_state, report_step, validate
 from pipeline.training.reporter import Reporter

@@ -1,6 +1,6 @@
 """A rank that runs out of memory.
 
-Owns how that is recognised, what is said about it, and the note that makes the next start cut its batches smaller.
+Owns what is said about it, and the note that makes the next start cut its batches smaller.
 Knows nothing of batches beyond their number of rows. The one decision: the other ranks are in the middle of collectives
 that nobody can leave, so a gang does not shrink its batches where it stands; the executor ends it at once, and the next
 start reads the note. The global batch, and so the training, stays the same.
@@ -17,15 +17,7 @@ from pipeline.errors import ClusterError, PipelineError, StageError
 from pipeline.training.worker import WorkerContext
 
 _NOTES = "out-of-memory"
-_CPU_ALLOCATOR = "DefaultCPUAllocator"
 _MIB = 2**20
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """True for CUDA's error, Python's, and torch's CPU allocator, which raises a plain RuntimeError."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)
-    )
 
 
 def peak_bytes(worker: WorkerContext) -> int:

@@ -19,7 +19,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from pipeline.errors import ClusterError, PipelineError, PreemptedError
+from pipeline.errors import PipelineError, PreemptedError
+from pipeline.training.failure import StalledError, WaitingError
 from pipeline.training.faults.last_words import end_process
 from pipeline.training.faults.requests import Flag, preempted_for_seconds, reason_of
 
@@ -30,13 +31,11 @@ _LONGEST_LOOK_SECONDS = 1.0
 _UNHEARD = 2.0
 """The timer without a lock fires after so many limits."""
 _MEDIAN_OF = 101
+_OWN_WORK = ("data", "the update")
+"""Where a rank waits for nobody else."""
 _STACK_CHARACTERS = 12_000
 _STDERR = 2
 """Its file descriptor; `sys.stderr` may have been replaced by something that has none."""
-
-
-class StalledError(ClusterError):
-    """A rank made no progress and ended itself."""
 
 
 @dataclass(kw_only=True)
@@ -107,7 +106,8 @@ class Watchdog:
         if idle <= limit:
             return None
         name = "step_timeout_seconds" if self._is_started else "start_timeout_seconds"
-        return StalledError(
+        kind = StalledError if self._waits_for in _OWN_WORK else WaitingError
+        return kind(
             f"{where}: no progress for {idle:.1f} s (limit {limit:g} s)\n{_stacks()}",
             hint=f"if this is no fault but slow work, raise `faults.{name}`",
         )
