@@ -25,7 +25,7 @@ from pipeline.errors import PipelineError
 from pipeline.models.description import ModelKind
 from pipeline.models.registry import describe_config
 from pipeline.plan.inputs import has_mark, takes_artifacts
-from pipeline.spec.grammar import FLOW_KEYS, STAGE_KEYS, ResourcesSpec, RetryPolicy
+from pipeline.spec.grammar import FALLBACK_KEYS, FLOW_KEYS, STAGE_KEYS, ResourcesSpec, RetryPolicy
 from pipeline.spec.params import KEYS as PARAM_KEYS
 from pipeline.stages.reference import Accepts, OutputReference
 from pipeline.stages.registry import KINDS, Location, StageKind
@@ -90,6 +90,8 @@ def _grammar() -> Iterator[str]:
     yield _fields(ResourcesSpec)
     yield "## Keys of `retry`\n"
     yield _fields(RetryPolicy)
+    yield "## Keys of a hop of `fallback`\n"
+    yield _table(("key", "meaning"), [(f"`{key}`", text) for key, text in FALLBACK_KEYS.items()])
 
 
 def _overview() -> str:

@@ -17,7 +17,15 @@ from pipeline.cli.text import make_console, print_json
 from pipeline.cluster.capacity import Capacity, planned_capacity
 from pipeline.cluster.head import find_head
 from pipeline.errors import EXIT_CODE_BY_CLASS, FailureClass, SpecError
-from pipeline.execution.demand import assign, check_devices, check_sharing, demand_of, serving_plan, why_impossible
+from pipeline.execution.demand import (
+    assign,
+    check_devices,
+    check_sharing,
+    demand_of,
+    possible,
+    serving_plan,
+    why_impossible,
+)
 from pipeline.execution.reading import Reading
 from pipeline.plan.graph import Flow, open_flow
 from pipeline.plan.planner import Action, Plan, PlannedStage, make_plan
@@ -98,12 +106,13 @@ def plan(
     )
     head = find_head(place.state_directory) if place.address is None else None
     capacity = place.cluster.capacity(planned_capacity())
-    problems = why_impossible(flow.stages, capacity)
+    runnable = [possible(stage, capacity) for stage in flow.stages]
+    problems = why_impossible(runnable, capacity)
     if as_json:
         print_json({**_as_json(flow, made, capacity), "problems": problems})
     else:
         _print(flow, made, capacity, has_head=head is not None)
-    check_devices(flow.stages, capacity, where=lambda name: f"{flow.spec.stage(name).position('with.device')} ")
+    check_devices(runnable, capacity, where=lambda name: f"{flow.spec.stage(name).position('with.device')} ")
     if problems and not as_json:
         make_console(stderr=True).print("\n".join(f"[red]error:[/] {escape(line)}" for line in problems))
     return EXIT_CODE_BY_CLASS[FailureClass.CONFIG] if problems else 0
@@ -142,6 +151,10 @@ def _line(planned: PlannedStage, capacity: Capacity) -> str:
     if planned.action is not Action.REUSE:
         _, gpu_reason = assign(stage, capacity)
         text += f"\n[dim]takes {demand_of(stage, capacity)}; {escape(gpu_reason)}[/]"
+    if stage.resources.min_workers is not None:
+        text += f"\n[dim]grows to {stage.resources.workers} workers where there is room[/]"
+    for hop in stage.fallback:
+        text += f"\n[dim]falls back to {escape(str(hop))}[/]"
     for gate in stage.gates:
         text += f"\n[dim]gate {escape(gate.metric)} {gate.comparison} {gate.limit:g}[/]"
     return text
@@ -170,6 +183,7 @@ def _as_json(flow: Flow, made: Plan, capacity: Capacity) -> dict[str, Any]:
                 "reason": planned.reason,
                 "fingerprint": planned.fingerprint,
                 "needs": list(planned.stage.needs),
+                "fallback": [str(hop) for hop in planned.stage.fallback],
                 "demand": {
                     "cpus": demand_of(planned.stage, capacity).cpus,
                     "gpus": demand_of(planned.stage, capacity).gpus,

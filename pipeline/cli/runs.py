@@ -169,6 +169,8 @@ def _print_run(view: RunView, store: Store) -> None:
             spent = duration((attempt.ended_at or time.time()) - attempt.started_at)
             error = f": {attempt.failure_class or ''} {attempt.error}" if attempt.error else ""
             console.print(f"  attempt {attempt.attempt} {styled(attempt.status)} in {spent}{escape(error)}")
+        for hop in stage.hops:
+            console.print(f"  fallback {escape(str(hop))}")
         for name, value in stage.metrics.items():
             console.print(f"  {escape(name)} = {number(value)}")
         for name, value in stage.facts.items():

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pipeline.cluster.capacity import Capacity, Demand, why_infeasible
 from pipeline.cluster.isolation import ServingAsk, ServingPlan, why_not_shared
 from pipeline.cluster.ledger import why_oversubscribed
-from pipeline.errors import ParameterError
+from pipeline.errors import ClusterError, FailureClass, ParameterError
 from pipeline.plan.stage import ResolvedStage
 from pipeline.stages.parameters import DeployServeParameters
 from pipeline.stages.protocol import Resources
@@ -18,9 +18,9 @@ from pipeline.stages.registry import Location
 
 
 def num_copies(stage: ResolvedStage) -> int:
-    """Workers of a gang, replicas of a deployment, else 1."""
+    """Workers of a gang (of an elastic one the fewest), replicas of a deployment, else 1."""
     if stage.kind.gang:
-        return stage.resources.workers
+        return stage.resources.min_workers or stage.resources.workers
     return int(getattr(stage.parameters, "replicas", 1))
 
 
@@ -80,6 +80,42 @@ def why_impossible(stages: Sequence[ResolvedStage], capacity: Capacity) -> list[
     return lines if together is None else [*lines, together]
 
 
+def possible(stage: ResolvedStage, capacity: Capacity) -> ResolvedStage:
+    """The stage, or the first of its fallbacks that this cluster can run where it cannot run the stage itself."""
+    chain = [stage, *(hop.stage for hop in stage.fallback if hop.stage is not None and FailureClass.INFRA in hop.on)]
+    return next((one for one in chain if not _without_device([one], capacity) and _fits(one, capacity)), stage)
+
+
+def check_possible(stages: Sequence[ResolvedStage], capacity: Capacity) -> None:
+    """Refuse what the connected cluster can never run.
+
+    Raises:
+        ParameterError: a device that no node has.
+        ClusterError: more of a resource than there is.
+    """
+    check_devices(stages, capacity)
+    lines = why_impossible(stages, capacity)
+    if lines:
+        raise ClusterError("\n".join(lines), hint="lower `resources` of the stage, or use a larger cluster")
+
+
+def check_here(stage: ResolvedStage, capacity: Capacity) -> None:
+    """Refuse a stage that cannot run on this cluster where one of its fallbacks can.
+
+    Raises:
+        ClusterError: names the fallback.
+    """
+    other = possible(stage, capacity)
+    if other is stage:
+        return
+    lines = why_infeasible([demand_of(stage, capacity)], capacity)
+    raise ClusterError("; ".join(lines) or f"stage {stage.name!r} asks for device: cuda; {capacity.source} has no GPU")
+
+
+def _fits(stage: ResolvedStage, capacity: Capacity) -> bool:
+    return not why_infeasible([demand_of(stage, capacity)], capacity)
+
+
 def check_sharing(stages: Sequence[ResolvedStage], *, where: Callable[[str], str] = lambda _: "") -> None:
     """Refuse what no cluster can give deployments; all at once. `where` as in `check_devices`.
 
@@ -122,10 +158,14 @@ def check_devices(
     """
     lines = [
         f"{where(stage.name)}stage {stage.name!r} asks for device: cuda; {capacity.source} has no GPU"
-        for stage in stages
-        if getattr(stage.parameters, "device", None) == "cuda" and capacity.gpus == 0
+        for stage in _without_device(stages, capacity)
     ]
     if lines:
         raise ParameterError(
             "\n".join(lines), hint="use device: auto, or run on a cluster with GPUs (--address, --cluster)"
         )
+
+
+def _without_device(stages: Iterable[ResolvedStage], capacity: Capacity) -> list[ResolvedStage]:
+    """Those that insist on CUDA where there is none."""
+    return [stage for stage in stages if getattr(stage.parameters, "device", None) == "cuda" and capacity.gpus == 0]

@@ -21,7 +21,7 @@ from pipeline.cluster.capacity import planned_capacity
 from pipeline.cluster.serve_environment import serve_environment
 from pipeline.errors import LeaseError, ParameterError, UsageError
 from pipeline.execution.backend import BACKENDS, Backend, Failure
-from pipeline.execution.demand import check_devices, why_impossible
+from pipeline.execution.demand import check_devices, possible, why_impossible
 from pipeline.execution.heartbeat import Heartbeat
 from pipeline.execution.inline_backend import InlineBackend
 from pipeline.execution.journal import Journal, RunRecord, read_run
@@ -127,8 +127,9 @@ def check_local(flow: Flow) -> None:
         ParameterError: a device that is not here, or more of a resource than there is.
     """
     capacity = planned_capacity()
-    check_devices(flow.stages, capacity, where=lambda name: f"{flow.spec.stage(name).position('with.device')} ")
-    lines = why_impossible(flow.stages, capacity)
+    stages = [possible(stage, capacity) for stage in flow.stages]
+    check_devices(stages, capacity, where=lambda name: f"{flow.spec.stage(name).position('with.device')} ")
+    lines = why_impossible(stages, capacity)
     if lines:
         raise ParameterError(
             "\n".join(lines), hint="lower `resources` in the flow, or run on a larger cluster (--address, --cluster)"

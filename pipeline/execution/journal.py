@@ -15,7 +15,7 @@ from pipeline.artifacts.store import Store
 from pipeline.errors import ArtifactError, UsageError
 from pipeline.spec.gate import GateVerdict
 from pipeline.stages.protocol import Report
-from pipeline.tracking.view import AttemptView, RunStatus, RunView, SeriesPoint, StageStatus, StageView
+from pipeline.tracking.view import AttemptView, HopView, RunStatus, RunView, SeriesPoint, StageStatus, StageView
 
 _NOT_IN_SNAPSHOT = ("series", "figures")
 
@@ -171,6 +171,7 @@ def _decode_stage(fields: dict[str, Any]) -> StageView:
             "attempts": tuple(
                 AttemptView(**{**attempt, "status": StageStatus(attempt["status"])}) for attempt in fields["attempts"]
             ),
+            "hops": tuple(HopView(**hop) for hop in fields["hops"]),
             "gates": tuple(GateVerdict(**gate) for gate in fields["gates"]),
         }
     )

@@ -14,6 +14,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from pipeline.cluster import ray_connection
 from pipeline.cluster.capacity import Capacity
+from pipeline.cluster.ray_placement import remove_groups
 from pipeline.errors import FailureClass
 from pipeline.execution.backend import Failure, WorkOutcome, WorkRequest
 from pipeline.execution.ray_worker import StageWorker
@@ -31,6 +32,7 @@ class RayAttempt:
     def __init__(self, request: WorkRequest) -> None:
         asked = request.actor_resources
         self._asked = asked
+        self._name = f"{request.run_id}/{request.stage}/{request.attempt}"
         self._actor = (
             ray.remote(StageWorker)
             .options(
@@ -39,7 +41,7 @@ class RayAttempt:
                 memory=asked.memory_bytes or None,
                 max_concurrency=8,
                 max_restarts=0,
-                name=f"{request.run_id}/{request.stage}/{request.attempt}",
+                name=self._name,
                 runtime_env={"env_vars": _environment(request, asked)},
             )
             .remote()
@@ -91,6 +93,7 @@ class RayAttempt:
         """See `Attempt.end`."""
         with contextlib.suppress(RayError):
             ray.kill(self._actor, no_restart=True)
+            remove_groups(self._name)
 
     def _has_started(self) -> bool:
         ready, _ = ray.wait([self._started], timeout=0)

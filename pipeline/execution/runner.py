@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.artifacts.commit import Commit, CommittedInput, find_commit
-from pipeline.errors import ArtifactError, ClusterError, Interrupted, PipelineError
+from pipeline.errors import ArtifactError, Interrupted, PipelineError
 from pipeline.execution.backend import Backend, Failure, InputRequest
-from pipeline.execution.demand import assign, check_devices, serving_plan, why_impossible
+from pipeline.execution.demand import assign, check_here, check_possible, possible, serving_plan
 from pipeline.execution.reading import Reading
 from pipeline.execution.stage_run import RunScope, StageRun, fingerprint_lease
 from pipeline.plan.planner import Action, PlannedStage, plan_stage
@@ -133,7 +133,11 @@ class Runner:
         if self._recheck(run, plan):
             self._scope.heartbeat.drop(name)
             return
-        self._start(run, plan, fingerprint=fingerprint)
+        try:
+            self._start(run, plan, fingerprint=fingerprint)
+        except PipelineError:
+            self._scope.heartbeat.drop(name)  # a fallback of the stage asks for it anew
+            raise
 
     def _recheck(self, run: StageRun, plan: PlannedStage) -> bool:
         """Look again under the lease: reuse what another run committed meanwhile."""
@@ -152,6 +156,7 @@ class Runner:
             if self._backend is None:
                 self._backend = self._connect()
             backend = self._backend
+            check_here(run.stage, backend.capacity())
         resources, reason = assign(run.stage, backend.capacity())
         run.start(
             fingerprint=fingerprint,
@@ -174,11 +179,7 @@ class Runner:
     def _connect(self) -> Backend:
         backend = self._make_backend()
         capacity = backend.capacity()
-        open_stages = [run.stage for run in self._runs.values() if not run.has_ended]
-        check_devices(open_stages, capacity)
-        lines = why_impossible(open_stages, capacity)
-        if lines:
-            raise ClusterError("\n".join(lines), hint="lower `resources` of the stage, or use a larger cluster")
+        check_possible([possible(run.stage, capacity) for run in self._runs.values() if not run.has_ended], capacity)
         return backend
 
     def _plan(self, run: StageRun) -> PlannedStage:

@@ -20,12 +20,12 @@ from pipeline.execution.journal import Journal, attempt_key
 from pipeline.execution.observer import Observer
 from pipeline.execution.reading import remember_commit
 from pipeline.execution.retry import next_delay
-from pipeline.plan.stage import ResolvedStage
+from pipeline.plan.stage import Hop, ResolvedStage
 from pipeline.stages.parameters import PythonCallParameters
 from pipeline.stages.protocol import Report, Resources
 from pipeline.stages.registry import Framework
 from pipeline.tracking.protocol import Tracker
-from pipeline.tracking.view import AttemptView, StageStatus, StageView
+from pipeline.tracking.view import AttemptView, HopView, StageStatus, StageView
 
 REPORTS_FLUSH_SECONDS = 5.0
 ENDED = (StageStatus.DONE, StageStatus.REUSED, StageStatus.FAILED, StageStatus.SKIPPED, StageStatus.INTERRUPTED)
@@ -66,6 +66,7 @@ class StageRun:
             name=stage.name, kind=stage.kind.name, status=StageStatus.PENDING, reason="", needs=stage.needs
         )
         self._attempt: Attempt | None = None
+        self._hops_left = stage.fallback
         self._number = first_attempt - 1
         self._first_number = first_attempt
         self._deadline: float | None = None
@@ -99,6 +100,7 @@ class StageRun:
         changes = {"status": StageStatus.REUSED, "reason": reason, **_committed(commit), **self._judge(commit)}
         self._change(fingerprint=commit.fingerprint, producer_run_id=commit.run_id, **changes)
         self.scope.tracker.record_reuse(self.scope.run_id, self.view, parameters=self._parameters())
+        self._fall_back()
 
     def start(
         self,
@@ -158,6 +160,7 @@ class StageRun:
         """It cannot be started at all."""
         self.failure = Failure(failure_class=error.failure_class, error=type(error).__name__, message=str(error))
         self._change(status=StageStatus.FAILED, reason=str(error))
+        self._fall_back()
 
     def interrupt(self) -> None:
         """End it now; what it committed (training checkpoints) stays."""
@@ -249,6 +252,7 @@ class StageRun:
             **judged,
         )
         self._close_attempt()
+        self._fall_back()
 
     def _judge(self, commit: Commit) -> dict[str, Any]:
         """The verdicts, and what they change: a gate that does not hold fails the stage, whose artifact stays."""
@@ -286,6 +290,37 @@ class StageRun:
                 reason=f"attempt {self._number} failed ({failure.message.splitlines()[0]}); next in {delay:g} s",
             )
         self._close_attempt()
+        self._fall_back()
+
+    def _fall_back(self) -> None:
+        """Where the stage has failed for good, go on with the next hop that is for such a failure."""
+        failure = self.failure
+        if failure is None:
+            return
+        fitting = [index for index, hop in enumerate(self._hops_left) if failure.failure_class in hop.on]
+        if not fitting:
+            return
+        hop = self._hops_left[fitting[0]]
+        self._hops_left = self._hops_left[fitting[0] + 1 :]
+        self._take_hop(hop, failure)
+
+    def _take_hop(self, hop: Hop, failure: Failure) -> None:
+        error = failure.message.splitlines()[0]
+        told = HopView(
+            time=self.scope.clock(),
+            after_attempt=self._number,
+            failure_class=failure.failure_class.value,
+            error=error,
+            to=str(hop),
+        )
+        self.failure, self.retry_at = None, None
+        hops = (*self.view.hops, told)
+        if hop.stage is None:
+            self._change(status=StageStatus.SKIPPED, reason=f"the champion stays: {error}", hops=hops)
+            return
+        self.stage, self.commit = replace(hop.stage, fallback=self._hops_left), None
+        self._first_number = self._number + 1
+        self._change(status=StageStatus.PENDING, reason=f"falls back to {hop}: {error}", hops=hops, gates=())
 
     def _end_attempt(
         self,

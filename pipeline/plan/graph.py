@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from pipeline.errors import Position, Problem, SpecError, nearest_name
+from pipeline.plan.fallback import with_fallbacks
 from pipeline.plan.inputs import accepted_types, source_paths
 from pipeline.plan.stage import ResolvedStage
 from pipeline.spec.check import check
@@ -97,12 +98,16 @@ def ancestors(stages: Sequence[ResolvedStage], name: str) -> tuple[str, ...]:
 
 
 def _finish(flow: FlowSpec, problems: Sequence[Problem]) -> Flow:
-    resolver = _Resolver(flow=flow)
-    stages = resolver.run()
-    everything = [*problems, *resolver.problems]
+    stages, found = with_fallbacks(flow, *_resolved(flow), resolve=_resolved)
+    everything = [*problems, *found]
     if everything:
         raise SpecError(everything)
     return Flow(spec=flow, stages=stages)
+
+
+def _resolved(flow: FlowSpec) -> tuple[tuple[ResolvedStage, ...], list[Problem]]:
+    resolver = _Resolver(flow=flow)
+    return resolver.run(), resolver.problems
 
 
 @dataclass(kw_only=True, slots=True)
@@ -274,18 +279,19 @@ class _Resolver:
 
     def _resources(self, spec: StageSpec, *, kind: StageKind) -> Resources:
         asked = spec.resources
-        if asked.workers > 1 and not kind.gang:
+        if asked.max_workers > 1 and not kind.gang:
             gangs = ", ".join(other.name for other in KINDS.values() if other.gang)
             self._tell(
                 "wrong-value",
-                f"{kind.name} runs in one process, {asked.workers} workers were asked for",
+                f"{kind.name} runs in one process, {asked.max_workers} workers were asked for",
                 path=f"stages.{spec.name}.resources.workers",
                 position=spec.position("resources.workers"),
                 allowed=("1",),
                 hint=f"kinds with several workers: {gangs}",
             )
         return Resources(
-            workers=asked.workers,
+            workers=asked.max_workers,
+            min_workers=asked.min_workers if asked.min_workers < asked.max_workers else None,
             cpus=kind.default_cpus if asked.cpus is None else asked.cpus,
             gpus=asked.gpus,
             memory_bytes=asked.memory_bytes,

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from pipeline.plan.graph import Flow
-from pipeline.plan.stage import ResolvedStage
+from pipeline.plan.stage import Hop, ResolvedStage
 from pipeline.spec.scalar import canonical_text
 from pipeline.stages.reference import OutputReference
 
@@ -41,19 +41,39 @@ def resolved_text(flow: Flow) -> str:
 
 
 def _stage(stage: ResolvedStage) -> dict[str, Any]:
-    resources = stage.resources
     made: dict[str, Any] = {"uses": stage.kind.name}
     if stage.description:
         made["description"] = stage.description
     made["with"] = {name: _escaped(getattr(stage.parameters, name)) for name in stage.display}
-    made["resources"] = {"workers": resources.workers, "cpus": resources.cpus, "gpus": resources.gpus}
-    if resources.memory_bytes:
-        made["resources"]["memory"] = str(resources.memory_bytes)
+    made["resources"] = _resources(stage)
     if stage.gates:
         made["gates"] = {gate.metric: f"{gate.comparison} {gate.limit!r}" for gate in stage.gates}
     made["retry"] = {"max_attempts": stage.retry.max_attempts, "backoff_seconds": stage.retry.backoff_seconds}
     if stage.timeout_seconds is not None:
         made["timeout_seconds"] = stage.timeout_seconds
+    if stage.fallback:
+        made["fallback"] = [_hop(hop) for hop in stage.fallback]
+    return made
+
+
+def _hop(hop: Hop) -> dict[str, Any]:
+    made: dict[str, Any] = {"on": [one.value for one in hop.on]}
+    if hop.stage is None:
+        return made | {"keep": "champion"}
+    after = hop.stage.parameters
+    if "with" in hop.changes:
+        made["with"] = {name: _escaped(getattr(after, name)) for name in hop.changes["with"]}
+    if "resources" in hop.changes:
+        made["resources"] = dict(hop.changes["resources"])
+    return made | dict(hop.changes.get("limits", {}))
+
+
+def _resources(stage: ResolvedStage) -> dict[str, Any]:
+    given = stage.resources
+    workers: Any = given.workers if given.min_workers is None else {"min": given.min_workers, "max": given.workers}
+    made: dict[str, Any] = {"workers": workers, "cpus": given.cpus, "gpus": given.gpus}
+    if given.memory_bytes:
+        made["memory"] = str(given.memory_bytes)
     return made
 
 

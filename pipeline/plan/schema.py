@@ -12,10 +12,12 @@ from pydantic import BaseModel
 
 from pipeline.spec.gate import CONDITION_FORM
 from pipeline.spec.grammar import (
+    FALLBACK_KEYS,
     FLOW_KEYS,
     MEMORY_PATTERN,
     NAME_PATTERN,
     STAGE_KEYS,
+    FallbackLimits,
     ResourcesSpec,
     RetryPolicy,
 )
@@ -108,6 +110,15 @@ def _stage() -> dict[str, Any]:
         "gates": {"type": "object", "additionalProperties": {"$ref": "#/$defs/condition"}},
         "retry": _model(RetryPolicy),
         "timeout_seconds": {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, _PARAM]},
+    }
+    plain = _model(FallbackLimits)["properties"]
+    hop = {
+        name: plain.get(name, values.get(name, {})) | {"description": about} for name, about in FALLBACK_KEYS.items()
+    }
+    values["fallback"] = {
+        "type": "array",
+        "minItems": 1,
+        "items": {"type": "object", "additionalProperties": False, "properties": hop},
     }
     return {
         "type": "object",

@@ -8,12 +8,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import FailureClass
 from pipeline.spec.gate import Gate
 from pipeline.spec.grammar import RetryPolicy
 from pipeline.stages.parameters import Parameters
 from pipeline.stages.protocol import Resources
 from pipeline.stages.reference import OutputReference
 from pipeline.stages.registry import StageKind
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hop:
+    """What is tried when a stage has failed."""
+
+    on: tuple[FailureClass, ...]
+    stage: "ResolvedStage | None"
+    """The stage as it is then; None where the stage ends and what was there before stays."""
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What it says of `with`, `resources` and `timeout_seconds`, resolved, as a flow would write it."""
+
+    def __str__(self) -> str:
+        said = [f"{name} {value}" for part in self.changes.values() for name, value in part.items()]
+        what = ", ".join(said) if self.stage is not None else "keep the champion"
+        return f"{what} (on {', '.join(self.on)})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,5 +53,7 @@ class ResolvedStage:
     description: str = ""
     display: Mapping[str, Any] = field(default_factory=dict)
     """Every parameter with its value, defaults included, as JSON; references as they are written in a flow."""
+    fallback: tuple[Hop, ...] = ()
+    """In the order they are tried; hops themselves have none."""
     source_files: Mapping[str, Path] = field(default_factory=dict)
     """Files whose content is part of the identity, by parameter name (`model`, `sources.0`)."""

@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 from pipeline.errors import Position, Problem, nearest_name
 from pipeline.spec.params import Param
 from pipeline.spec.scalar import CONVERTERS, TYPE_WORDS, Scalar, canonical_text, core_value, is_null
-from pipeline.spec.template import ParamReference, Template, parse_template
+from pipeline.spec.template import ParamReference, StageReference, Template, parse_template
 from pipeline.spec.tree import ListNode, MapNode, Node, ScalarNode
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -186,6 +186,9 @@ class _Reader:
         if len(members) == 1:
             return self.read(node, annotation=members[0], path=path)
         if isinstance(node, ScalarNode):
+            models = [member for member in members if isinstance(member, type) and issubclass(member, BaseModel)]
+            if models and isinstance(parse_template(node.text).whole, StageReference):
+                return self.read(node, annotation=models[0], path=path)
             scalars = tuple(member for member in members if member in CONVERTERS)
             return self._scalar_of(node, choices=scalars, path=path)
         wanted = list if isinstance(node, ListNode) else dict

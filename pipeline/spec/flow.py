@@ -29,6 +29,21 @@ class WrittenReference:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FallbackSpec:
+    """One hop of `fallback:` as written."""
+
+    on: tuple[str, ...]
+    """Failure classes it is for."""
+    keep: str | None
+    """`champion` where the stage ends with what was there before."""
+    stage: "StageSpec"
+    """The stage as it is after this hop; the hop changes the stage as written, not the hop before it."""
+    changed: Mapping[str, MapNode]
+    """What `with` and `resources` of the hop say."""
+    position: Position
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StageSpec:
     """One stage as written."""
 
@@ -40,6 +55,7 @@ class StageSpec:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     timeout_seconds: float | None = None
     description: str = ""
+    fallback: tuple[FallbackSpec, ...] = ()
     positions: Mapping[str, Position] = field(default_factory=dict)
     """Dotted path below the stage to where its value stands; the empty path is the stage's name."""
 

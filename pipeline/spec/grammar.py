@@ -8,8 +8,10 @@ graph is what the references say.
 import re
 from collections.abc import Mapping
 from decimal import Decimal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
 FLOW_KEYS: Mapping[str, str] = {
     "flow": "Name of the flow.",
@@ -25,7 +27,16 @@ STAGE_KEYS: Mapping[str, str] = {
     "gates": "Conditions on the stage's metrics that must hold before a dependent stage starts.",
     "retry": "How often an attempt that failed for infrastructure is repeated.",
     "timeout_seconds": "An attempt that takes longer is ended.",
+    "fallback": "What is tried, in this order, when the stage has used up its attempts.",
 }
+FALLBACK_KEYS: Mapping[str, str] = {
+    "on": "Classes of failure that this hop is for; infra alone where it is absent.",
+    "with": "Parameters of the kind that take the place of the stage's own.",
+    "resources": "Keys of resources that take the place of the stage's own.",
+    "timeout_seconds": "In place of the stage's own.",
+    "keep": "Ends the stage without a result of its own: what the deployment serves, or the alias names, stays.",
+}
+MAX_WORKERS = 4096
 NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_-]{0,63}$"
 NAME_FORM = "a letter, then at most 63 letters, digits, _ and -"
 MEMORY_PATTERN = r"^\d+(\.\d+)?\s*(B|[kKMGT]i?B)?$"
@@ -55,10 +66,27 @@ class _Grammar(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+class WorkerRange(_Grammar):
+    """`workers:` of a gang that goes on with fewer workers and grows again."""
+
+    min: int = Field(ge=1, le=MAX_WORKERS, description="Fewest workers that training goes on with.")
+    max: int = Field(ge=1, le=MAX_WORKERS, description="Most workers it grows to.")
+
+    @model_validator(mode="after")
+    def _check_order(self) -> "WorkerRange":
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is more than max {self.max}")
+        return self
+
+
 class ResourcesSpec(_Grammar):
     """`resources:` of a stage; what is absent is the kind's default."""
 
-    workers: int = Field(default=1, ge=1, le=4096, description="Size of the gang; 1 for kinds that are no gang.")
+    workers: int | WorkerRange = Field(
+        default=1,
+        description="Size of the gang, or {min, max} of one that follows the cluster; 1 for kinds that are no gang.",
+        json_schema_extra={"minimum": 1, "maximum": MAX_WORKERS},
+    )
     cpus: float | None = Field(
         default=None, gt=0, description="CPUs of each worker, or of the stage's actor or replica."
     )
@@ -69,12 +97,31 @@ class ResourcesSpec(_Grammar):
     )
     memory: str | None = Field(default=None, description="Memory of each worker or replica, for example 2GiB.")
 
+    @field_validator("workers")
+    @classmethod
+    def _check_workers(cls, value: int | WorkerRange) -> int | WorkerRange:
+        if isinstance(value, int) and value < 1:
+            raise PydanticKnownError("greater_than_equal", {"ge": 1})
+        if isinstance(value, int) and value > MAX_WORKERS:
+            raise PydanticKnownError("less_than_equal", {"le": MAX_WORKERS})
+        return value
+
     @field_validator("memory")
     @classmethod
     def _check_memory(cls, value: str | None) -> str | None:
         if value is not None:
             memory_bytes(value)
         return value
+
+    @property
+    def max_workers(self) -> int:
+        """The most workers."""
+        return self.workers if isinstance(self.workers, int) else self.workers.max
+
+    @property
+    def min_workers(self) -> int:
+        """The fewest workers; as many as the most where the number is fixed."""
+        return self.workers if isinstance(self.workers, int) else self.workers.min
 
     @property
     def memory_bytes(self) -> int:
@@ -95,6 +142,13 @@ class StageLimits(_Grammar):
     """Keys of a stage that are plain values."""
 
     timeout_seconds: float | None = Field(default=None, gt=0, description=STAGE_KEYS["timeout_seconds"])
+
+
+class FallbackLimits(_Grammar):
+    """Keys of a hop of `fallback:` that are plain values."""
+
+    on: list[Literal["infra", "user", "gate"]] = Field(default=["infra"], min_length=1, description=FALLBACK_KEYS["on"])
+    keep: Literal["champion"] | None = Field(default=None, description=FALLBACK_KEYS["keep"])
 
 
 class Conditions(_Grammar):

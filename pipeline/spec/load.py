@@ -6,7 +6,7 @@ positioned tree. The one decision: reading goes on after a problem wherever it c
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,11 +16,12 @@ from pipeline.errors import Position, Problem, SpecError, nearest_name
 from pipeline.settings import find_project_root
 from pipeline.spec import grammar, tree
 from pipeline.spec.check import check
-from pipeline.spec.flow import FlowSpec, StageSpec
+from pipeline.spec.fallback import overlaid, why_no_hop
+from pipeline.spec.flow import FallbackSpec, FlowSpec, StageSpec
 from pipeline.spec.gate import CONDITION_FORM, Gate
 from pipeline.spec.params import Param, ReadParams, read_params
 from pipeline.spec.template import ALLOWED_FORMS, parse_template
-from pipeline.spec.tree import Entry, MapNode, ScalarNode
+from pipeline.spec.tree import Entry, ListNode, MapNode, ScalarNode
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -189,6 +190,13 @@ class _FlowReader:
             return None
         self._only(node, allowed=tuple(grammar.STAGE_KEYS), path=path, owner="a stage")
         self._references(node, path=path, read=read)
+        return replace(
+            self._stage_of(node, entry=entry, path=path, read=read),
+            fallback=self._fallback(node, entry=entry, path=path, read=read),
+        )
+
+    def _stage_of(self, node: MapNode, *, entry: Entry, path: str, read: ReadParams) -> StageSpec:
+        """The stage of a mapping, its `fallback` apart."""
         resources = self._model(node, "resources", model=grammar.ResourcesSpec, path=path, params=read.params)
         retry = self._model(node, "retry", model=grammar.RetryPolicy, path=path, params=read.params)
         limits = self._model(node, "timeout_seconds", model=grammar.StageLimits, path=path, params=read.params)
@@ -204,6 +212,44 @@ class _FlowReader:
             positions={below.removeprefix("."): position for below, position in tree.positions_of(node, path="")}
             | {"": entry.position},
         )
+
+    def _fallback(self, node: MapNode, *, entry: Entry, path: str, read: ReadParams) -> tuple[FallbackSpec, ...]:
+        """The hops, each with the stage as it is after it; what is wrong with the stage itself is told once."""
+        written = node.get("fallback")
+        if written is None:
+            return ()
+        if not isinstance(written, ListNode) or not written.items:
+            found = "fallback is a list of hops, at least one"
+            self._tell("wrong-type", found, path=f"{path}.fallback", position=written.position)
+            return ()
+        hops = []
+        for index, item in enumerate(written.items):
+            below = f"{path}.fallback.{index}"
+            allowed = tuple(grammar.FALLBACK_KEYS)
+            if not isinstance(item, MapNode):
+                self._tell("wrong-type", "a hop is a mapping", path=below, position=item.position, allowed=allowed)
+                continue
+            self._only(item, allowed=allowed, path=below, owner="a hop of fallback")
+            plain = tuple(one for one in item.entries if one.name in grammar.FallbackLimits.model_fields)
+            limits = check(
+                MapNode(entries=plain, position=item.position),
+                model=grammar.FallbackLimits,
+                path=below,
+                params=read.params,
+                owner="a hop of fallback",
+            )
+            self.problems.extend(limits.problems)
+            wrong = why_no_hop(item, is_last=index == len(written.items) - 1)
+            if wrong is not None:
+                self._tell("wrong-value", wrong, path=below, position=item.position)
+            known = list(self.problems)
+            after = self._stage_of(overlaid(node, item), entry=entry, path=path, read=read)
+            self.problems = known + [one for one in self.problems[len(known) :] if one not in known]
+            said = limits.value or grammar.FallbackLimits()
+            changed = {one.name: one.value for one in item.entries if isinstance(one.value, MapNode)}
+            on = tuple(said.on)
+            hops.append(FallbackSpec(on=on, keep=said.keep, stage=after, changed=changed, position=item.position))
+        return tuple(hops)
 
     def _uses(self, node: MapNode, *, entry: Entry, path: str) -> str:
         uses = node.get("uses")
@@ -273,7 +319,7 @@ class _FlowReader:
             if entry.name in ("uses", "description"):
                 continue
             for below, scalar in tree.walk_scalars(entry.value, path=f"{path}.{entry.name}"):
-                self._template(scalar, path=below, read=read, outputs=entry.name == "with")
+                self._template(scalar, path=below, read=read, outputs=entry.name in ("with", "fallback"))
 
     def _template(self, scalar: ScalarNode, *, path: str, read: ReadParams, outputs: bool) -> None:
         template = parse_template(scalar.text)

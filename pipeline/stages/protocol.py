@@ -86,10 +86,12 @@ class Resources:
     """What one stage asks of the cluster, for each worker or replica.
 
     `gpus` may be a fraction; None leaves it open (`auto`) until the cluster is known. A running stage never sees None.
-    `workers` is the gang size of a training stage.
+    `workers` is the gang size of a training stage, the largest one where it is elastic.
     """
 
     workers: int = 1
+    min_workers: int | None = None
+    """Fewest workers that an elastic gang goes on with; None where the number is fixed."""
     cpus: float = 0.5
     gpus: float | None = None
     memory_bytes: int = 0

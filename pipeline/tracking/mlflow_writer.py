@@ -211,6 +211,8 @@ class MlflowWriter:
             for stage in run.stages
             for verdict in stage.gates
         }
+        for stage in run.stages:
+            gates |= _fallback_tags(stage, prefix=f"pipeline.fallback.{stage.name}")
         self._log(
             parent,
             metrics=metrics,
@@ -332,6 +334,8 @@ class MlflowWriter:
                 **{f"pipeline.digest.{output}": digest for output, digest in stage.digests.items()},
                 "pipeline.fingerprint": stage.fingerprint,
                 "pipeline.reason": stage.reason,
+                "pipeline.bit_reproducible": stage.facts.get("bit_reproducible"),
+                **_fallback_tags(stage, prefix="pipeline.fallback"),
             },
         )
         if stage.facts:
@@ -367,6 +371,10 @@ def _stage_tags(run: RunView, stage: StageView) -> dict[str, JSON]:
 def _reuse_note(stage: StageView, producer: str | None) -> str:
     link = f" (MLflow run `{producer}`)" if producer else ""
     return f"Reused: {stage.reason}. Computed by run `{stage.producer_run_id}`{link}."
+
+
+def _fallback_tags(stage: StageView, *, prefix: str) -> dict[str, str]:
+    return {f"{prefix}.{number}": str(hop) for number, hop in enumerate(stage.hops, start=1)}
 
 
 def _note_line(report: Report) -> str:

@@ -196,6 +196,7 @@ def _stage(stage: StageView, run: RunView) -> str:
     failed = stage.status in (StageStatus.FAILED, StageStatus.INTERRUPTED)
     end = duration_text(seconds) if stage.status is not StageStatus.REUSED else ""
     parts = [_part("Why", f"<p>{escape(stage.reason)}</p>") if stage.reason else "", _attempts(stage)]
+    parts.append(_hops(stage))
     pairs = [
         _part("Metrics", facts_table(dict(stage.metrics))) if stage.metrics else "",
         _part("Facts", facts_table(dict(stage.facts))) if stage.facts else "",
@@ -241,6 +242,17 @@ def _attempts(stage: StageView) -> str:
     ]
     columns = [("attempt", False), ("status", False), ("time", True), ("class", False), ("error", False)]
     return _part("Attempts", table(columns, rows))
+
+
+def _hops(stage: StageView) -> str:
+    if not stage.hops:
+        return ""
+    rows = [
+        (str(hop.after_attempt), escape(hop.failure_class), f"<pre>{escape(scrub(hop.error))}</pre>", escape(hop.to))
+        for hop in stage.hops
+    ]
+    columns = [("after attempt", False), ("class", False), ("error", False), ("went on with", False)]
+    return _part("Fallbacks", table(columns, rows))
 
 
 def _lineage(run: RunView) -> str:

@@ -50,6 +50,24 @@ class AttemptView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HopView:
+    """A fallback that was taken."""
+
+    time: float
+    """Seconds since the epoch."""
+    after_attempt: int
+    """The attempt that failed; 0 where none could be started."""
+    failure_class: str
+    error: str
+    """First line of the error."""
+    to: str
+    """What the stage is tried with from here on, in words."""
+
+    def __str__(self) -> str:
+        return f"after attempt {self.after_attempt} ({self.failure_class}: {self.error}): {self.to}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SeriesPoint:
     """One value of a metric while a stage ran."""
 
@@ -72,6 +90,8 @@ class StageView:
     producer_run_id: str | None = None
     """The run that computed the artifact; another one where the stage was reused."""
     attempts: tuple[AttemptView, ...] = ()
+    hops: tuple[HopView, ...] = ()
+    """Fallbacks that were taken, in order."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     gates: tuple[GateVerdict, ...] = ()
     facts: Mapping[str, JSON] = field(default_factory=dict)

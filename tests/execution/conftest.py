@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.execution.driver import RunOptions, RunResult, run_flow
-from pipeline.plan.graph import open_flow
+from pipeline.plan.graph import Flow, open_flow
 from pipeline.stages.protocol import Report
 from pipeline.tracking.memory_tracker import MemoryTracker
 from pipeline.tracking.view import RunView, StageView
@@ -109,10 +109,11 @@ class Bench:
         is_interrupted: Callable[[], bool] = lambda: False,
         rerun_of: str | None = None,
         ephemeral: bool = False,
+        change: Callable[[Flow], Flow] = lambda flow: flow,
     ) -> RunResult:
         self.observer = RecordingObserver()
         return run_flow(
-            open_flow(self.write(flow), overrides=overrides),
+            change(open_flow(self.write(flow), overrides=overrides)),
             options=RunOptions(
                 store_url=self.store,
                 state_directory=self.root / ".pipeline",

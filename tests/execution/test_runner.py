@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from pipeline.artifacts.store import open_store
 from pipeline.errors import FailureClass, LeaseError, UsageError
 from pipeline.execution.driver import RunResult
 from pipeline.execution.journal import read_run
+from pipeline.plan.stage import Hop
 from pipeline.tracking.view import RunStatus, StageStatus
 
 CHAIN = """
@@ -269,3 +271,71 @@ def test_a_report_is_written_with_every_run(bench) -> None:
     text = result.report_path.read_text()
     assert "no such luck" in text
     assert result.view.run_id in text
+
+
+def test_a_stage_that_used_up_its_attempts_goes_on_with_the_next_hop(bench) -> None:
+    flow = """
+    flow: hops
+    stages:
+      only:
+        uses: python.call
+        with: {call: "MODULE:flaky", arguments: {succeed_on: 3}, outputs: [value]}
+        retry: {max_attempts: 1, backoff_seconds: 0}
+        fallback:
+          - with: {arguments: {succeed_on: 9}}
+          - with: {arguments: {succeed_on: 4}}
+            on: [gate]
+          - timeout_seconds: 60
+    """
+    result = bench.run(flow)
+    assert result.view.status is RunStatus.DONE
+    only = stage(result, "only")
+    assert only.status is StageStatus.DONE
+    assert only.metrics == {"tries": 3.0}
+    assert [attempt.status.value for attempt in only.attempts] == ["FAILED", "FAILED", "DONE"]
+    assert [(hop.after_attempt, hop.failure_class, hop.error, hop.to) for hop in only.hops] == [
+        (1, "infra", "lost node 1", "arguments {'succeed_on': 9} (on infra)"),
+        (2, "infra", "lost node 2", "timeout_seconds 60.0 (on infra)"),
+    ]
+    assert read_run(open_store(bench.store), result.view.run_id, series=False).stages[0].hops == only.hops
+
+
+def test_a_gate_falls_back_only_where_the_hop_says_so(bench) -> None:
+    flow = """
+    flow: hops
+    stages:
+      strict:
+        uses: python.call
+        with: {call: "MODULE:number", arguments: {n: 5}, outputs: [value]}
+        gates: {n: "<= 3"}
+        fallback:
+          - with: {arguments: {n: 4}}
+          - with: {arguments: {n: 3}}
+            on: [infra, gate]
+    """
+    result = bench.run(flow)
+    assert statuses(result) == {"strict": "DONE"}
+    assert stage(result, "strict").metrics == {"n": 3.0}
+    (hop,) = stage(result, "strict").hops
+    assert hop.failure_class == "gate"
+    without = bench.run(flow.replace("infra, gate", "infra"), force=frozenset({"strict"}))
+    assert without.view.status is RunStatus.FAILED
+    assert stage(without, "strict").hops == ()
+
+
+def test_a_stage_that_keeps_the_champion_does_not_fail_the_run(bench) -> None:
+    # Kinds that have a champion need a cluster; the chain is the same.
+    flow = """
+    flow: keeps
+    stages:
+      only:
+        uses: python.call
+        with: {call: "MODULE:raise_error", outputs: [value]}
+    """
+    keep = Hop(on=(FailureClass.USER,), stage=None)
+    result = bench.run(flow, change=lambda it: replace(it, stages=(replace(it.stages[0], fallback=(keep,)),)))
+    assert result.view.status is RunStatus.DONE
+    only = stage(result, "only")
+    assert only.status is StageStatus.SKIPPED
+    assert only.reason.startswith("the champion stays: ValueError: no such luck")
+    assert [hop.to for hop in only.hops] == ["keep the champion (on user)"]

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.ray
 LEFTOVER_SECONDS = 20.0
 """Ray ends an actor some time after its last handle is gone."""
 GANG = Gang(
-    num_workers=2,
+    sizes=(2,),
     cpus_per_worker=0.5,
     gpus_per_worker=0.0,
     device=DeviceChoice(device="cpu", reason="a test"),
@@ -49,9 +49,9 @@ def series(reports: list[Report], name: str) -> dict[int, float]:
 def test_a_killed_rank_costs_the_steps_since_the_last_commit(ray_cluster, make_job, token_rows: Path, tmp_path: Path):
     rows = functools.partial(OnceStoppingRows, token_rows, stop_at=4, rank=1, how="kill", mark=tmp_path / "killed")
     reports: list[Report] = []
-    result = train_on_ray(
-        make_job(open_dataset=rows), gang=GANG, make_reporter=BufferedReporter, deliver=reports.extend
-    )
+    end = train_on_ray(make_job(open_dataset=rows), gang=GANG, make_reporter=BufferedReporter, deliver=reports.extend)
+    result = end.training
+    assert end.world_sizes == (2, 2)
     assert (tmp_path / "killed").exists()
     assert result.resumed_from_step == 3
     assert result.state.step == 6
@@ -76,7 +76,7 @@ def test_a_rank_that_raises_is_the_users_error_and_is_not_trained_again(
 def test_a_gang_that_cannot_be_placed_is_a_cluster_error(ray_cluster, make_job, monkeypatch) -> None:
     monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "2")
     gang = Gang(
-        num_workers=1,
+        sizes=(1,),
         cpus_per_worker=0.5,
         gpus_per_worker=64.0,
         device=GANG.device,

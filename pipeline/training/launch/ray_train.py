@@ -6,10 +6,8 @@ and restarts ranks, and nothing more; what a restarted gang continues from is de
 error that no restart can mend is written down by the rank that met it first, so the gang does not train again for it.
 """
 
-import os
+import functools
 import secrets
-import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,31 +17,26 @@ from typing import Any, Protocol
 import ray
 from ray import cloudpickle
 from ray.exceptions import RayActorError, RayError
-from ray.train import FailureConfig, RunConfig, ScalingConfig, get_context
-from ray.train.torch import TorchConfig, TorchTrainer, get_device
+from ray.train import get_context
+from ray.train.torch import get_device
 from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
 
 from pipeline.artifacts.store import open_store
 from pipeline.errors import ClusterError, FailureClass, PipelineError
 from pipeline.training.device import DeviceChoice
 from pipeline.training.failure import LostContactError, as_pipeline_error, read_fatal, record_fatal
+from pipeline.training.launch.ray_elastic import make_policy
+from pipeline.training.launch.outage import make_way, record
+from pipeline.training.launch.ray_gang import GangEnd, GangRequest, Host, Meeting, run_gang
 from pipeline.training.loop import TrainResult, train
 from pipeline.training.reporter import Reporter, SilentReporter
 from pipeline.training.session import TrainJob
-from pipeline.training.worker import COLLECTIVE_TIMEOUT_SECONDS, WorkerContext, backend_of
+from pipeline.training.worker import WorkerContext
 
+START_TIMEOUT_SECONDS = 60.0
 _PUSH_SECONDS = 0.5
 _LAST_PUSH_SECONDS = 30.0
-_SETTINGS = {
-    # The controller asks for the ranks' state so often; with Ray's 2 s a finished gang is noticed 1 s late on average.
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    # Each of these saves the start of a process or a thread that nothing here reads.
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    "RAY_TRAIN_METRICS_ENABLED": "0",
-    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-    # Ranks stay in the directory of the project, where the user's modules are.
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-}
+_WORLDS = "worlds"
 
 
 class DrainedReporter(Reporter, Protocol):
@@ -58,14 +51,26 @@ class DrainedReporter(Reporter, Protocol):
 class Gang:
     """What the ranks are and what each asks of the cluster."""
 
-    num_workers: int
+    sizes: tuple[int, ...]
+    """Numbers of ranks the gang may have, ascending; several where it is elastic."""
     cpus_per_worker: float
     gpus_per_worker: float
     device: DeviceChoice
     max_worker_failures: int
-    """Restarts of the whole gang."""
+    """Restarts of the whole gang after a rank failed. A gang that grows uses none up."""
     num_threads: int
     """Threads of torch operators in a rank."""
+    start_timeout_seconds: float = START_TIMEOUT_SECONDS
+    """For a start to find room for its ranks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GangResult:
+    """What a gang leaves."""
+
+    training: TrainResult
+    world_sizes: tuple[int, ...]
+    """Of every start that worked in this workspace, of earlier attempts too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +96,7 @@ def train_on_ray(
     gang: Gang,
     make_reporter: Callable[[], DrainedReporter],
     deliver: Callable[[Sequence[Any]], None],
-) -> TrainResult:
+) -> GangResult:
     """Train on Ray Train workers of the connected cluster; blocks until training is done.
 
     Args:
@@ -107,58 +112,65 @@ def train_on_ray(
     """
     receiver, is_own = _report_receiver()
     launch = _Launch(job=job, gang=gang, launch_id=secrets.token_hex(6), make_reporter=make_reporter, receiver=receiver)
+    call = functools.partial(run_gang, _request(launch), make_policy=_policy(launch))
     try:
-        with (
-            _environment(_SETTINGS),
-            _own_interrupts(),
-            tempfile.TemporaryDirectory(prefix="pipeline-ray-train-") as storage,
-        ):
-            result = _trainer(launch, storage).fit()
-        value = result.return_value
-    except TrainingFailedError as error:
-        raise _meaning(error, launch) from error
+        end: GangEnd = ray.get(receiver.run.remote(cloudpickle.dumps(call))) if is_own else call()
     except RayError as error:
         raise ClusterError(f"Ray could not run the training controller: {error}") from error
     finally:
         if is_own:
             deliver(ray.get(receiver.drain.remote()))
             ray.kill(receiver)
-    fatal = read_fatal(open_store(job.workspace), launch.launch_id)
+    store = open_store(job.workspace)
+    fatal = read_fatal(store, launch.launch_id)
     if fatal is not None:
         raise fatal
+    if end.error is not None:
+        raise _meaning(end.error, launch) from end.error
+    value = None if end.value is None else cloudpickle.loads(end.value)
     if not isinstance(value, TrainResult):
         raise ClusterError(f"rank 0 ended without a result: {value!r}")
-    return value
+    worlds = [int(name.rpartition("-")[2]) for name in store.list(_WORLDS)]
+    return GangResult(training=value, world_sizes=tuple(worlds))
 
 
-def _trainer(launch: _Launch, storage: str) -> TorchTrainer:
+def _request(launch: _Launch) -> GangRequest:
     gang = launch.gang
     resources = {"CPU": gang.cpus_per_worker}
     if gang.gpus_per_worker > 0:
         resources["GPU"] = gang.gpus_per_worker
-    return TorchTrainer(
-        _enter_rank,
-        # As bytes, because the controller unpickles this too: its own import of transformers took 3 s of every launch.
-        train_loop_config={"launch": cloudpickle.dumps(launch)},
-        scaling_config=ScalingConfig(
-            num_workers=gang.num_workers, use_gpu=gang.gpus_per_worker > 0, resources_per_worker=resources
-        ),
-        run_config=RunConfig(
-            name=f"train-{launch.launch_id}",
-            storage_path=storage,
-            failure_config=FailureConfig(max_failures=gang.max_worker_failures, controller_failure_limit=0),
-        ),
-        torch_config=TorchConfig(backend=backend_of(gang.device.device), timeout_s=int(COLLECTIVE_TIMEOUT_SECONDS)),
+    return GangRequest(
+        name=f"train-{launch.launch_id}",
+        enter=cloudpickle.dumps(functools.partial(_enter_rank, launch)),
+        min_workers=gang.sizes[0],
+        max_workers=gang.sizes[-1],
+        resources_per_worker=resources,
+        max_failures=gang.max_worker_failures,
+        start_timeout_seconds=gang.start_timeout_seconds,
+        health_timeout_seconds=launch.job.config.faults.health_check_timeout_seconds,
+        make_way=cloudpickle.dumps(make_way),
+        record_outage=functools.partial(record, launch.job.workspace),
     )
 
 
-def _enter_rank(config: dict[str, Any]) -> TrainResult | None:
+def _policy(launch: _Launch) -> Callable[..., Any]:
+    return functools.partial(
+        make_policy,
+        sizes=launch.gang.sizes,
+        start_timeout_seconds=launch.gang.start_timeout_seconds,
+        workspace=launch.job.workspace,
+    )
+
+
+def _enter_rank(launch: _Launch) -> TrainResult | None:
     """The process boundary of a rank: train, report, and write down an error that a restart cannot mend."""
-    launch: _Launch = cloudpickle.loads(config["launch"])
     store = open_store(launch.job.workspace)
     if read_fatal(store, launch.launch_id) is not None:
         return None
-    worker = _worker_context(launch.gang)
+    meeting = Meeting.here()
+    worker = _worker_context(launch.gang, meeting)
+    if worker.is_first:
+        store.create(f"{_WORLDS}/{meeting.placed_at:020.6f}-{worker.world_size}", b"")
     try:
         with _reporting(launch, worker) as reporter:
             return train(worker, launch.job, reporter=reporter)
@@ -169,7 +181,7 @@ def _enter_rank(config: dict[str, Any]) -> TrainResult | None:
         raise meant from error
 
 
-def _worker_context(gang: Gang) -> WorkerContext:
+def _worker_context(gang: Gang, meeting: Meeting) -> WorkerContext:
     context = get_context()
     is_cuda = gang.device.device == "cuda"
     return WorkerContext(
@@ -178,6 +190,7 @@ def _worker_context(gang: Gang) -> WorkerContext:
         local_rank=int(get_device().index or 0) if is_cuda else context.get_local_rank(),
         device=gang.device.device,
         device_reason=gang.device.reason,
+        store_address=meeting.store_address,
         num_threads=gang.num_threads,
     )
 
@@ -207,58 +220,17 @@ def _reporting(launch: _Launch, worker: WorkerContext) -> Iterator[Reporter]:
         ray.get(launch.receiver.push_reports.remote(reporter.drain()), timeout=_LAST_PUSH_SECONDS)
 
 
-class _Receiver:
-    """Keeps reports where the launching process is no actor."""
-
-    def __init__(self) -> None:
-        self._reports: list[Any] = []
-
-    def push_reports(self, reports: Sequence[Any]) -> None:
-        """Keep them."""
-        self._reports.extend(reports)
-
-    def drain(self) -> list[Any]:
-        """Everything kept."""
-        return self._reports
-
-
 def _report_receiver() -> tuple[Any, bool]:
-    """An actor that takes reports, and whether it was made here."""
+    """An actor that takes reports and runs the gang, and whether it was made here."""
     if ray.get_runtime_context().get_actor_id() is not None:
         return ray.get_runtime_context().current_actor, False
-    return ray.remote(num_cpus=0)(_Receiver).remote(), True
-
-
-@contextmanager
-def _environment(settings: dict[str, str]) -> Iterator[None]:
-    """Set variables that the user has not set, for as long as the launch lasts; Ray Train hands them on."""
-    mine = {name: value for name, value in settings.items() if name not in os.environ}
-    os.environ.update(mine)
-    try:
-        yield
-    finally:
-        for name in mine:
-            os.environ.pop(name, None)
-
-
-@contextmanager
-def _own_interrupts() -> Iterator[None]:
-    """Put back the SIGINT handler that Ray Train replaces in a main thread; its own keeps the controller alive."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    return ray.remote(num_cpus=0, max_concurrency=4)(Host).options(name=f"gang-{secrets.token_hex(6)}").remote(), True
 
 
 def _meaning(error: TrainingFailedError, launch: _Launch) -> PipelineError:
-    """What a failed gang is to the user: the first fatal error, else the death of a rank, else what a rank raised."""
-    fatal = read_fatal(open_store(launch.job.workspace), launch.launch_id)
-    if fatal is not None:
-        return fatal
+    """What a failed gang is where no rank left a fatal error: the death of a rank, else what a rank raised."""
+    if isinstance(error, ControllerError) and isinstance(error.controller_failure, PipelineError):
+        return error.controller_failure
     if isinstance(error, ControllerError):
         return ClusterError(
             f"Ray Train could not run the workers: {error.controller_failure}",
@@ -269,7 +241,7 @@ def _meaning(error: TrainingFailedError, launch: _Launch) -> PipelineError:
     dead = sorted(rank for rank, failure in failures.items() if _is_death(failure))
     if dead:
         return ClusterError(
-            f"rank {', '.join(map(str, dead))} of {launch.gang.num_workers} died {tried}: {failures[dead[0]]}",
+            f"rank {', '.join(map(str, dead))} of {_sizes(launch.gang)} died {tried}: {failures[dead[0]]}",
             hint="look for the out-of-memory killer or a lost node; committed checkpoints are kept and resumed from",
         )
     raised = [error for rank in sorted(failures) if isinstance(error := _raised(failures[rank]), PipelineError)]
@@ -277,6 +249,10 @@ def _meaning(error: TrainingFailedError, launch: _Launch) -> PipelineError:
     if raised:
         return raised[0]
     return ClusterError(f"training failed {tried}: {error}")
+
+
+def _sizes(gang: Gang) -> str:
+    return f"{gang.sizes[0]} to {gang.sizes[-1]}" if len(gang.sizes) > 1 else str(gang.sizes[0])
 
 
 def _is_death(failure: BaseException) -> bool:

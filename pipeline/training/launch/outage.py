@@ -1,0 +1,19 @@
+"""What a launcher tells training of the world outside: a gang that was lost, a machine that is taken away.
+
+Owns the two calls. Imports no torch, for they run in the launcher's process too. The one decision: a launcher leaves
+marks and requests; what follows from them is decided by the ranks.
+"""
+
+from pipeline.artifacts.store import open_store
+from pipeline.training.faults.recovery import Outage, record_outage
+from pipeline.training.faults.requests import Flag, ask
+
+
+def record(workspace: str, noticed_at: float, torn_down_at: float) -> None:
+    """Write down the end of a gang; seconds since the epoch."""
+    record_outage(open_store(workspace), Outage(noticed_at=noticed_at, torn_down_at=torn_down_at))
+
+
+def make_way(reason: str) -> None:
+    """In a rank: commit at the next step boundary and end."""
+    ask(Flag.PREEMPT, reason=reason)

@@ -1,0 +1,188 @@
+"""How many workers a start of an elastic gang has.
+
+Owns the decision to start, to shrink and to grow. Knows of training only where its newest commit stands, and imports no
+torch. The one decision: a gang shrinks only when it lost a worker anyway, and grows only right after a checkpoint was
+committed, so that growing costs the steps of one poll and not those of an interval.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ray._private.state import state as cluster_state
+from ray.train import ScalingConfig
+from ray.train.v2._internal.execution.scaling_policy import (
+    NoopDecision,
+    ResizeDecision,
+    ScalingDecision,
+    ScalingPolicy,
+)
+
+from pipeline.artifacts.store import open_store
+from pipeline.errors import ClusterError
+from pipeline.training.checkpoints.commit import find_resumable
+
+SETTLE_SECONDS = 3.0
+"""The workers of a failed start free their resources within this; a smaller gang starts no earlier."""
+LOOK_SECONDS = 2.0
+"""Between two looks for free resources while a gang runs with fewer workers than it may have."""
+COMMIT_SECONDS = 1.0
+"""Between two looks for a new commit once it could grow."""
+_PAUSE_SECONDS = 0.2
+_ROUNDING = 1e-6
+
+
+class FixedSize(ScalingPolicy):
+    """Always the same number of workers; the placement group waits for their resources.
+
+    Ray Train's own also asks a coordinator of data sets for them, an actor that has to start first.
+    """
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        """Nothing: a waiting placement group is a demand that an autoscaler sees."""
+
+    def _get_num_workers_for_resource_request(self) -> int:
+        return int(self.scaling_config.max_workers)
+
+    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+        """Start all."""
+        return _resize(self.scaling_config, self.scaling_config.max_workers)
+
+    def make_decision_for_running_worker_group(
+        self, worker_group_state: Any, worker_group_status: Any
+    ) -> ScalingDecision:
+        """Stay."""
+        return NoopDecision()
+
+
+class ElasticSize(ScalingPolicy):
+    """As many workers as fit, of the sizes that divide the global batch."""
+
+    def __init__(
+        self,
+        scaling_config: ScalingConfig,
+        *,
+        sizes: tuple[int, ...],
+        start_timeout_seconds: float,
+        newest_step: Callable[[], int],
+        free_resources: Callable[[], list[Mapping[str, float]]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Make the policy of one gang.
+
+        Args:
+            scaling_config: with the resources of a worker.
+            sizes: allowed numbers of workers, ascending.
+            start_timeout_seconds: without room for the smallest gang for so long, training ends.
+            newest_step: step of the newest committed checkpoint; 0 where there is none.
+            free_resources: of each node that takes work; the cluster's where None.
+            clock: seconds.
+            sleep: of the controller's loop, which does not pause by itself while it has no workers.
+        """
+        super().__init__(scaling_config)
+        self._sizes = sizes
+        self._start_timeout_seconds = start_timeout_seconds
+        self._newest_step = newest_step
+        self._free = free_resources or free_resources_of_nodes
+        self._clock = clock
+        self._sleep = sleep
+        self._wanted = sizes[-1]
+        self._idle_since: float | None = None
+        self._looked_at = clock()
+        self._step_before: int | None = None
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        """Nothing: the sizes come from what is free, not from a coordinator's reservation."""
+
+    def _get_num_workers_for_resource_request(self) -> int:
+        return self._sizes[-1]
+
+    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+        """Start with the size of before, or with a smaller one where that does not fit for a while.
+
+        Raises:
+            ClusterError: not even the smallest size fits within the start timeout.
+        """
+        now = self._clock()
+        if self._idle_since is None:
+            self._idle_since = now
+        waited = now - self._idle_since
+        largest = self._largest(self._room())
+        if largest >= self._wanted or (largest and waited >= SETTLE_SECONDS):
+            return _resize(self.scaling_config, largest)
+        if waited > self._start_timeout_seconds:
+            raise ClusterError(
+                f"no room for {self._sizes[0]} workers of {self._needs()} within {self._start_timeout_seconds:g} s",
+                hint="lower `resources.workers.min`, or bring nodes back",
+            )
+        self._sleep(_PAUSE_SECONDS)
+        return NoopDecision()
+
+    def make_decision_for_running_worker_group(
+        self, worker_group_state: Any, worker_group_status: Any
+    ) -> ScalingDecision:
+        """Grow right after a commit where more workers fit."""
+        now, size = self._clock(), int(worker_group_state.num_workers)
+        self._idle_since = None
+        self._wanted = size
+        pause = LOOK_SECONDS if self._step_before is None else COMMIT_SECONDS
+        if size == self._sizes[-1] or now - self._looked_at < pause:
+            return NoopDecision()
+        self._looked_at = now
+        largest = self._largest(size + self._room())
+        if largest <= size:
+            self._step_before = None
+            return NoopDecision()
+        newest = self._newest_step()
+        if self._step_before is None or newest <= self._step_before:
+            self._step_before = newest
+            return NoopDecision()
+        self._step_before = None
+        return _resize(self.scaling_config, largest)
+
+    def _largest(self, room: int) -> int:
+        """The largest size that fits; 0 where none does."""
+        return max((size for size in self._sizes if size <= room), default=0)
+
+    def _room(self) -> int:
+        """Workers that fit into what is free."""
+        each = {name: need for name, need in self.scaling_config._resources_per_worker_not_none.items() if need > 0}
+        return sum(
+            min(int((node.get(name, 0.0) + _ROUNDING) // need) for name, need in each.items()) for node in self._free()
+        )
+
+    def _needs(self) -> str:
+        needs = self.scaling_config._resources_per_worker_not_none
+        return ", ".join(f"{amount:g} {name}" for name, amount in needs.items())
+
+
+def make_policy(
+    scaling_config: ScalingConfig, *, sizes: tuple[int, ...], start_timeout_seconds: float, workspace: str
+) -> ScalingPolicy:
+    """`FixedSize` for one size, else `ElasticSize` on the checkpoints of a workspace."""
+    if len(sizes) == 1:
+        return FixedSize(scaling_config)
+    return ElasticSize(
+        scaling_config,
+        sizes=sizes,
+        start_timeout_seconds=start_timeout_seconds,
+        newest_step=lambda: _newest_step(workspace),
+    )
+
+
+def _newest_step(workspace: str) -> int:
+    commits = find_resumable(open_store(workspace)).commits
+    return commits[0].key.step if commits else 0
+
+
+def free_resources_of_nodes() -> list[Mapping[str, float]]:
+    """What is free on each node that is alive and does not drain."""
+    draining = cluster_state.get_draining_nodes()
+    alive = {node["NodeID"] for node in cluster_state.node_table() if node["Alive"]}
+    free = cluster_state.available_resources_per_node()
+    return [resources for node, resources in free.items() if node in alive and node not in draining]
+
+
+def _resize(scaling_config: ScalingConfig, num_workers: int) -> ResizeDecision:
+    return ResizeDecision(num_workers=num_workers, resources_per_worker=scaling_config._resources_per_worker_not_none)
