@@ -62,7 +62,7 @@ def _divide_explicitly(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def check_reductions(worker: WorkerContext, mesh: DeviceMesh) -> None:
-    """Compare an all-reduce and an FSDP gradient with values known in advance.
+    """Compare an all-reduce over all ranks and an FSDP gradient over `mesh` with values known in advance.
 
     Raises:
         ClusterError: they differ; training would be silently wrong.
@@ -77,7 +77,7 @@ def check_reductions(worker: WorkerContext, mesh: DeviceMesh) -> None:
     inputs = torch.full((1, worker.world_size), float(worker.rank + 1), device=worker.torch_device)
     layer(inputs).sum().backward()
     gradient = layer.weight.grad.full_tensor()
-    expected_mean = expected_total / worker.world_size
+    expected_mean = float((mesh.mesh + 1).double().mean())
 
     error = max(abs(total.item() - expected_total), (gradient - expected_mean).abs().max().item())
     if not error <= _CANARY_TOLERANCE:

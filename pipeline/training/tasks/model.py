@@ -16,6 +16,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from pipeline.errors import ParameterError, nearest_name
+from pipeline.training.parallel.axes import ModelShape
 
 
 def read_model_config(path: Path) -> dict[str, Any]:
@@ -82,6 +83,21 @@ def check_fits(config: PretrainedConfig, *, vocabulary_size: int, sequence_lengt
             "model and dataset do not fit: " + "; ".join(problems),
             hint="change `vocabulary_size` or `sequence_length` of the data stage, or the model's config file",
         )
+
+
+def shape_of(config: PretrainedConfig) -> ModelShape:
+    """What the rules of meshes ask of a model; sizes that a config lacks are 1."""
+    heads = getattr(config, "num_attention_heads", 1)
+    is_windowed = getattr(config, "use_sliding_window", True)
+    return ModelShape(
+        model_type=config.model_type,
+        num_layers=getattr(config, "num_hidden_layers", 1),
+        num_heads=heads,
+        num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
+        intermediate_size=getattr(config, "intermediate_size", 1),
+        vocab_size=config.vocab_size,
+        sliding_window=getattr(config, "sliding_window", None) if is_windowed else None,
+    )
 
 
 def build_model(config: PretrainedConfig, *, seed: int) -> nn.Module:
