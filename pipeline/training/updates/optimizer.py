@@ -5,9 +5,11 @@ decision: the norm is made whole on every rank before anything is decided on it,
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -45,14 +47,29 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
         group["lr"] = learning_rate * group["learning_rate_ratio"]
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], *, max_norm: float) -> float:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stages:
+    """The other stages of a pipeline, which hold other parameters of one model."""
+
+    group: dist.ProcessGroup
+    """One rank a stage."""
+    counted_elsewhere: nn.Parameter | None
+    """This rank's copy of a parameter that another stage has too."""
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], *, max_norm: float, stages: Stages | None = None) -> float:
     """Scale gradients so that their global norm is at most `max_norm`; the norm before, equal on every rank.
 
     Gradients are untouched when the norm is not finite.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    skipped = None if stages is None else stages.counted_elsewhere
+    gradients = [item.grad for item in parameters if item.grad is not None and item is not skipped]
     norm = torch.nn.utils.get_total_norm(gradients)
     whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    if stages is not None:
+        squares = whole.double().square()
+        dist.all_reduce(squares, group=stages.group)
+        whole = squares.sqrt().to(whole.dtype)
     value = float(whole.item())
     if value > max_norm and value != float("inf"):
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, whole)
