@@ -60,10 +60,14 @@ def train(worker: WorkerContext, job: TrainJob, *, reporter: Reporter) -> TrainR
         Interrupted: training was asked to stop.
     """
     faults, preemption, entered_at = job.config.faults, job.config.preemption, time.time()
-    failpoints.arm(os.environ, rank=worker.rank)
     worker = replace(worker, collective_timeout_seconds=faults.collective_timeout_seconds)
     watchdog = make_watchdog(worker, faults=faults, preemption=preemption)
-    with listening(preemption.signals), watchdog.watching(), joined(worker):
+    with (
+        failpoints.armed(os.environ, rank=worker.rank),
+        listening(preemption.signals),
+        watchdog.watching(),
+        joined(worker),
+    ):
         session = open_session(worker, job, watchdog=watchdog)
         session.guard.restart.entered_at = entered_at
         session.guard.restart.ready_at = time.time()
@@ -95,6 +99,7 @@ def advance(
                 state, commit, step = resumed.state, resumed.commit, resumed.state.step
                 continue
         step += 1
+        session.units.add(outcome.units)
         recovery = guard.recovered(done=step, is_last=step == session.config.steps)
         if recovery:
             reporter.metrics(recovery, step=step)

@@ -8,11 +8,12 @@ tuple (measured: 45 ns).
 where they are given: `rank`, `step` (from 0), `generation` (start of training in its workspace, from 1).
 """
 
+import contextlib
 import os
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -96,14 +97,19 @@ _where = (0, 1)
 """Rank and generation of this process."""
 
 
-def arm(environment: Mapping[str, str], *, rank: int) -> None:
-    """Arm what the environment says, or nothing.
+@contextlib.contextmanager
+def armed(environment: Mapping[str, str], *, rank: int) -> Iterator[None]:
+    """Arm what the environment says, or nothing, while the block runs.
 
     Raises:
         UsageError: the text is wrong; every problem at once.
     """
     global _armed, _where
     _armed, _where = parse(environment.get(VARIABLE, "")), (rank, 1)
+    try:
+        yield
+    finally:
+        _armed = ()
 
 
 def set_generation(generation: int) -> None:

@@ -1,0 +1,44 @@
+"""Of several ranks' errors, the cause is shown first."""
+
+import pickle
+
+from pipeline.errors import CheckpointError, PreemptedError, StageError
+from pipeline.training.failure import (
+    LostContactError,
+    RankFailure,
+    StalledError,
+    WaitingError,
+    first_failure,
+    is_consequence,
+)
+
+
+def failure(rank: int, error, at: float) -> RankFailure:
+    return RankFailure(rank=rank, error=error, at=at)
+
+
+def test_a_cause_comes_before_what_follows_from_it_whenever_it_was_heard() -> None:
+    shown = first_failure(
+        [
+            failure(0, LostContactError("rank 0 lost contact"), 1.0),
+            failure(2, WaitingError("rank 2, step 3, waiting for the other ranks\nstacks"), 2.0),
+            failure(1, StageError("rank 1: ValueError: a bug", hint="mend it"), 3.0),
+        ]
+    )
+    assert isinstance(shown, StageError)
+    assert shown.message.splitlines() == [
+        "rank 1: ValueError: a bug",
+        "after that:",
+        "  rank 0: LostContactError: rank 0 lost contact",
+        "  rank 2: WaitingError: rank 2, step 3, waiting for the other ranks",
+    ]
+    assert shown.hint == "mend it"
+    assert type(pickle.loads(pickle.dumps(shown))) is StageError
+
+
+def test_of_two_causes_the_earlier_one_is_shown_and_the_same_words_only_once() -> None:
+    both = [failure(0, CheckpointError("disk full"), 5.0), failure(1, StalledError("rank 1, waiting for data"), 4.0)]
+    assert first_failure(both).message.startswith("rank 1, waiting for data\nafter that:\n  rank 0: CheckpointError")
+    same = [failure(rank, PreemptedError("make way"), float(rank)) for rank in (0, 1)]
+    assert first_failure(same).message == "make way"
+    assert not is_consequence(same[0].error)

@@ -1,0 +1,34 @@
+"""Deadlines are nested, and a flow that says otherwise is refused as a whole."""
+
+import pytest
+from pydantic import ValidationError
+
+from pipeline.stages.parameters import TrainFsdpParameters
+from pipeline.stages.train_fault_parameters import FaultParameters, NonFiniteParameters, PreemptionParameters
+from pipeline.training.fault_policy import FaultPolicy, NonFinitePolicy, Preemption, deadline_problems
+
+
+def test_every_deadline_in_the_wrong_order_is_named_at_once() -> None:
+    found = deadline_problems(
+        collective_timeout_seconds=20, step_timeout_seconds=10, start_timeout_seconds=10, run_timeout_seconds=5
+    )
+    assert found == [
+        "collective_timeout_seconds is 20 and must be below step_timeout_seconds, which is 10",
+        "step_timeout_seconds is 10 and must be below start_timeout_seconds, which is 10",
+        "the health check (step_timeout_seconds + 60) is 70 and must be below the stage's timeout_seconds, which is 5",
+        "start_timeout_seconds is 10 and must be below the stage's timeout_seconds, which is 5",
+    ]
+
+
+def test_defaults_are_nested_and_the_same_for_flows_and_jobs() -> None:
+    FaultParameters()
+    assert FaultPolicy(**{**FaultParameters().model_dump(), "non_finite": NonFinitePolicy()}) == FaultPolicy()
+    assert NonFiniteParameters().model_dump() == {"skip": NonFinitePolicy().skip, "then": NonFinitePolicy().then}
+    given = PreemptionParameters().model_dump()
+    assert Preemption(signals=tuple(given["signals"]), grace_seconds=given["grace_seconds"]) == Preemption()
+
+
+def test_a_stage_refuses_deadlines_that_are_not_nested() -> None:
+    fields = {"dataset": "${stages.data.outputs.dataset}", "model": "model.json", "steps": 1}
+    with pytest.raises(ValidationError, match=r"collective_timeout_seconds is 900.*step_timeout_seconds is 600"):
+        TrainFsdpParameters(**fields, faults={"collective_timeout_seconds": 900, "start_timeout_seconds": 500})
