@@ -17,9 +17,9 @@ from pipeline.errors import ParameterError
 from pipeline.stages.parameters import TrainFsdpParameters
 from pipeline.stages.protocol import Resources
 from pipeline.stages.train_fsdp import config_of
-from pipeline.training.config import TrainConfig, plan_batch
+from pipeline.training.config import TrainConfig
 from pipeline.training.device import choose_device, num_cuda_devices
-from pipeline.training.parallel.mesh import plan_mesh
+from pipeline.training.tasks.model import plan_run
 from pipeline.training.tasks.opening import opener_of
 
 
@@ -101,7 +101,6 @@ def _check(config: TrainConfig, dataset: TokenDataset | ArrayDataset, *, ranks: 
     """
     length = None if isinstance(dataset, ArrayDataset) else dataset.sequence_length
     for world_size in filter(None, ranks):
-        plan_mesh(config.parallel, world_size=world_size, shard_group=config.shard_group)
-        plan_batch(config, sequence_length=length, world_size=world_size)
+        plan_run(config, sequence_length=length, world_size=world_size)
         if device == "cuda" and world_size > num_cuda_devices():
             raise ParameterError(f"{world_size} ranks need as many GPUs on this machine", hint="see --other-workers")

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from pipeline.stages.parameter_fields import NOT_IDENTITY, SOURCE_FILE, Device, Parameters, PlainArguments
 from pipeline.stages.reference import CheckpointOrPlace, DatasetInput
 from pipeline.stages.train_fault_parameters import FaultParameters, PreemptionParameters
+from pipeline.stages.train_mesh_parameters import MeshParameters
 from pipeline.stages.train_start_parameters import LoraParameters
 from pipeline.stages.train_update_parameters import EmaParameters, ParameterGroupParameters, Pattern
 
@@ -89,7 +90,13 @@ class TrainFsdpParameters(Parameters):
         "them.",
     )
     shard_group: int | None = Field(
-        None, ge=1, description="hsdp: ranks that hold one copy of the model together; it divides the workers."
+        None, ge=1, description="hsdp: ranks that hold one copy of the model together; it divides the data ranks."
+    )
+    mesh: MeshParameters = Field(
+        default_factory=MeshParameters,
+        description="Axes that cut the model itself, for llama, mistral, qwen2 and qwen3. The workers that they leave are "
+        "data ranks.",
+        json_schema_extra=NOT_IDENTITY,
     )
     precision: Literal["float32", "bfloat16", "float16", "float8"] = Field(
         "float32",

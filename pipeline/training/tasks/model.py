@@ -16,7 +16,9 @@ from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from pipeline.errors import ParameterError, nearest_name
-from pipeline.training.parallel.axes import ModelShape
+from pipeline.training.config import BatchPlan, TrainConfig
+from pipeline.training.parallel.axes import ModelShape, plan_axes
+from pipeline.training.parallel.mesh import MeshPlan
 
 
 def read_model_config(path: Path) -> dict[str, Any]:
@@ -83,6 +85,16 @@ def check_fits(config: PretrainedConfig, *, vocabulary_size: int, sequence_lengt
             "model and dataset do not fit: " + "; ".join(problems),
             hint="change `vocabulary_size` or `sequence_length` of the data stage, or the model's config file",
         )
+
+
+def plan_run(config: TrainConfig, *, sequence_length: int | None, world_size: int) -> tuple[MeshPlan, BatchPlan]:
+    """The mesh of a run and how its steps are cut; see `plan_axes`.
+
+    Raises:
+        ParameterError: what does not divide or go together, all of it.
+    """
+    shape = None if isinstance(config.model, str) else shape_of(model_config(config.model))
+    return plan_axes(config, world_size=world_size, sequence_length=sequence_length, shape=shape)
 
 
 def shape_of(config: PretrainedConfig) -> ModelShape:
