@@ -107,3 +107,7 @@ class ArrayDataset:
         """
         positions = rank_positions(step, rows_per_step=rows_per_step, rank=rank, world_size=world_size)
         return self.rows("train", shuffled_rows(positions, num_rows=self.num_rows("train"), seed=seed))
+
+    def epochs(self, step: int, *, rows_per_step: int, seed: int) -> Mapping[str, float]:
+        """Passes over the training examples after `step` steps."""
+        return {"epoch": step * rows_per_step / self.num_rows("train")}

@@ -33,13 +33,17 @@ def report_step(session: Session, reporter: Reporter, outcome: StepOutcome, *, d
     """Report the metrics of a step and the progress; the mean loss over all ranks' units."""
     total = outcome.loss_sum.double()
     dist.all_reduce(total)
-    loss = float(total) / session.plan.units_per_step
+    loss = float(total) / outcome.units
     rate, unit = session.speed.read_window(), session.task.unit
     values = {"learning_rate": outcome.learning_rate, f"{unit}s_per_second": rate}
     if math.isfinite(loss):
         values["loss"] = loss
     if math.isfinite(outcome.gradient_norm):
         values["gradient_norm"] = outcome.gradient_norm
+    values["data_wait_seconds"] = session.speed.read_waits()
+    values |= session.task.epochs(
+        done + session.guard.non_finite.data_offset, plan=session.plan, seed=session.config.seed
+    )
     if session.loss_scale is not None:
         values["loss_scale"] = session.loss_scale.value
     mfu = session.speed.mfu(rate)
@@ -97,7 +101,7 @@ def make_state(
     """The state after `step` steps."""
     return TrainingState(
         step=step,
-        units=step * session.plan.units_per_step,
+        units=session.units.total,
         seed=session.config.seed,
         world_size=session.worker.world_size,
         initial_validation_loss=initial,

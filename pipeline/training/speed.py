@@ -6,6 +6,8 @@ steps counts; validation, checkpoints and the first step of a process (allocatio
 
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -34,6 +36,7 @@ class Speedometer:
     _seconds: list[float] = field(default_factory=list)
     _window: list[float] = field(default_factory=list)
     _started: float = 0.0
+    _waits: list[float] = field(default_factory=list)
 
     def start(self) -> None:
         """A step begins."""
@@ -44,6 +47,18 @@ class Speedometer:
         elapsed = time.perf_counter() - self._started
         self._seconds.append(elapsed)
         self._window.append(elapsed)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Inside, a step waits for its rows."""
+        started = time.perf_counter()
+        yield
+        self._waits.append(time.perf_counter() - started)
+
+    def read_waits(self) -> float:
+        """Seconds that a step waited for its rows, mean since the last reading."""
+        waits, self._waits = self._waits, []
+        return statistics.fmean(waits) if waits else 0.0
 
     def read_window(self) -> float:
         """Units per second of all ranks since the last reading."""

@@ -77,6 +77,14 @@ class ModuleTask:
             step, rows_per_step=plan.rows_per_step, rank=worker.share.rank, world_size=worker.share.num_ranks, seed=seed
         )
 
+    def num_units(self, rows: Examples) -> int | None:
+        """Each row is one."""
+        return None
+
+    def epochs(self, step: int, *, plan: BatchPlan, seed: int) -> Mapping[str, float]:
+        """`epoch`."""
+        return self._dataset.epochs(step, rows_per_step=plan.rows_per_step, seed=seed)
+
     def loss_sum(self, model: nn.Module, rows: Examples, part: slice, worker: WorkerContext) -> torch.Tensor:
         """Sum over examples."""
         output, target = self._forward(model, {name: array[part] for name, array in rows.items()}, worker)

@@ -46,10 +46,24 @@ class TokenRows(Protocol):
         """Rows by index, int32 [N, T + 1]."""
         ...
 
+    def positions(self, split: str, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """Place of each token in its document, int32 [N, T + 1]; counts from 0 where a document, or the row, begins."""
+        ...
+
     def train_rows(
         self, step: int, *, rows_per_step: int, rank: int, world_size: int, seed: int
     ) -> npt.NDArray[np.int32]:
         """What a rank trains on in optimizer step `step` (from 0), int32 [rows_per_step / world_size, T + 1]."""
+        ...
+
+    def train_positions(
+        self, step: int, *, rows_per_step: int, rank: int, world_size: int, seed: int
+    ) -> npt.NDArray[np.int32]:
+        """`positions` of the rows that `train_rows` gives for the same arguments."""
+        ...
+
+    def epochs(self, step: int, *, rows_per_step: int, seed: int) -> Mapping[str, float]:
+        """Passes over the training rows after `step` steps: `epoch`, or `epoch_NAME` of each dataset of a mixture."""
         ...
 
 
@@ -103,4 +117,8 @@ class ArrayRows(Protocol):
 
     def train_rows(self, step: int, *, rows_per_step: int, rank: int, world_size: int, seed: int) -> Examples:
         """What a rank trains on in optimizer step `step` (from 0), rows_per_step / world_size examples."""
+        ...
+
+    def epochs(self, step: int, *, rows_per_step: int, seed: int) -> Mapping[str, float]:
+        """Passes over the training examples after `step` steps, as `epoch`."""
         ...

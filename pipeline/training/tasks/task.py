@@ -57,6 +57,14 @@ class Task(Protocol):
         """What this rank trains on in optimizer step `step` (from 0), in memory of the host."""
         ...
 
+    def num_units(self, rows: Any) -> int | None:
+        """Units that the loss of `rows` is a sum over; None where it is as many for any rows of that number."""
+        ...
+
+    def epochs(self, step: int, *, plan: BatchPlan, seed: int) -> Mapping[str, float]:
+        """Passes over the training rows after `step` steps, by the name of a metric."""
+        ...
+
     def loss_sum(self, model: nn.Module, rows: Any, part: slice, worker: WorkerContext) -> torch.Tensor:
         """Sum of the loss over the units of `rows[part]`, float32 []; on the device."""
         ...
