@@ -14,29 +14,35 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from pipeline.artifacts.store import Store, open_store
 from pipeline.errors import ParameterError
-from pipeline.training.checkpoints.checkpoint import Checkpointer, has_commits, seed_rank, start_generation
-from pipeline.training.config import BatchPlan, TrainConfig, plan_batch
+from pipeline.training.checkpoints.checkpoint import Checkpointer, has_commits, start_generation
+from pipeline.training.checkpoints.rng import seed_rank
+from pipeline.training.config import BatchPlan, TrainConfig
 from pipeline.training.faults.guard import GUARD_EXTRA, Guard, make_watchdog
 from pipeline.training.faults.out_of_memory import noted_rows
 from pipeline.training.faults.watchdog import Watchdog
-from pipeline.training.parallel.mesh import MeshPlan, make_mesh, plan_mesh
-from pipeline.training.parallel.sharding import check_reductions, shard_model
+from pipeline.training.parallel.cutting import cut_model
+from pipeline.training.parallel.mesh import Mesh, MeshPlan, make_mesh
+from pipeline.training.parallel.pipeline import PipelineModel
+from pipeline.training.parallel.placement import order_of_ranks
+from pipeline.training.parallel.sharding import check_reductions
 from pipeline.training.precision import SUPPORT, capability_of, check_precision
 from pipeline.training.speed import Speedometer, peak_flops_of
 from pipeline.training.start.weights import StartingWeights
 from pipeline.training.tasks.language_task import LanguageTask
-from pipeline.training.tasks.model import num_parameters
+from pipeline.training.tasks.loss import cross_entropy_sum
+from pipeline.training.tasks.model import num_parameters, plan_run
 from pipeline.training.tasks.module_task import ModuleTask
 from pipeline.training.tasks.starting import fill_model, start_model
 from pipeline.training.tasks.task import Task
+from pipeline.training.unit_count import UnitCount
 from pipeline.training.updates.average import AVERAGE_EXTRA, WeightAverage
-from pipeline.training.updates.float8 import check_float8, use_float8
-from pipeline.training.updates.groups import check_patterns, freeze, hidden_matrices
+from pipeline.training.updates.float8 import use_float8
+from pipeline.training.updates.groups import freeze
 from pipeline.training.updates.loss_scale import LossScale
-from pipeline.training.updates.optimizer import build_optimizer
+from pipeline.training.updates.optimizer import Stages, build_optimizer
+from pipeline.training.updates.refusals import check_updates
 from pipeline.training.updates.schedule import check_schedule
 from pipeline.training.worker import WorkerContext
-
 
 STATE_BYTES = 16
 """Of a parameter (Rajbhandari et al., "ZeRO", 2020, section 3.1, all in float32)."""
@@ -77,12 +83,21 @@ class Session:
     checkpointer: Checkpointer
     guard: Guard
     speed: Speedometer
+    units: UnitCount
     num_parameters: int
+
+    @property
+    def stages(self) -> Stages | None:
+        """Where the model is cut into a pipeline; what is tied counts on its first stage."""
+        if not isinstance(self.model, PipelineModel):
+            return None
+        is_copy = self.model.is_last
+        return Stages(group=self.model.group, counted_elsewhere=self.model.tied_copy if is_copy else None)
 
     @property
     def state_bytes(self) -> int:
         """Parameters, gradients and AdamW's two moments in float32 of one rank, at rest."""
-        return STATE_BYTES * self.num_parameters // self.mesh_plan.shard
+        return STATE_BYTES * self.num_parameters // self.mesh_plan.holders
 
 
 def open_session(worker: WorkerContext, job: TrainJob, *, watchdog: Watchdog | None = None) -> Session:
@@ -103,11 +118,11 @@ def open_session(worker: WorkerContext, job: TrainJob, *, watchdog: Watchdog | N
     config = job.config
     check_precision(config.precision, device=worker.device, capability=capability_of(worker.torch_device))
     check_schedule(config)
-    task, plan = make_task(job, world_size=worker.world_size)
-
-    mesh_plan = plan_mesh(config.parallel, world_size=worker.world_size, shard_group=config.shard_group)
+    task, mesh_plan, plan = make_task(job, world_size=worker.world_size)
+    mesh = make_mesh(worker, mesh_plan, order=order_of_ranks(worker, mesh_plan))
+    worker = replace(worker, dealt=mesh.share)
     weights = None if job.open_initial is None else job.open_initial()
-    model, count, matrices = _sharded_model(task, config, worker=worker, mesh_plan=mesh_plan, weights=weights)
+    model, count, matrices = _sharded_model(task, config, worker=worker, mesh=mesh, weights=weights)
     device = torch.device("cpu") if config.offload == "all" else worker.torch_device
     fill_model(model, config, weights=weights, device=device, resumes=has_commits(store, worker))
     model.train()
@@ -115,7 +130,8 @@ def open_session(worker: WorkerContext, job: TrainJob, *, watchdog: Watchdog | N
     optimizer = build_optimizer(model, config, matrices=matrices)
     average = None if config.ema is None else WeightAverage(model, decay=config.ema.decay)
     loss_scale = LossScale() if SUPPORT[config.precision].scales_loss else None
-    extras: dict[str, Stateful | None] = {AVERAGE_EXTRA: average, "loss_scale": loss_scale}
+    units = UnitCount()
+    extras: dict[str, Stateful | None] = {AVERAGE_EXTRA: average, "loss_scale": loss_scale, "units": units}
 
     generation = start_generation(store, worker)
     watchdog = watchdog or make_watchdog(worker, faults=config.faults, preemption=config.preemption)
@@ -152,6 +168,7 @@ def open_session(worker: WorkerContext, job: TrainJob, *, watchdog: Watchdog | N
         checkpointer=checkpointer,
         guard=guard,
         speed=speed,
+        units=units,
         num_parameters=count,
     )
 
@@ -167,7 +184,7 @@ def _within_memory(job: TrainJob, store: Store) -> TrainJob:
         return job
     if isinstance(config.model, str):
         raise ParameterError(
-            "faults.out_of_memory: smaller_micro_batch is for models whose result does not depend on how a step is cut; "
+            "faults.out_of_memory: smaller_micro_batch is for models that do not depend on how a step is cut; "
             f"{config.model!r} may normalize by the rows of one pass",
             hint="set `out_of_memory: stop`, and `micro_batch_sequences` to what fits",
         )
@@ -176,44 +193,35 @@ def _within_memory(job: TrainJob, store: Store) -> TrainJob:
 
 
 def _sharded_model(
-    task: Task, config: TrainConfig, *, worker: WorkerContext, mesh_plan: MeshPlan, weights: StartingWeights | None
+    task: Task, config: TrainConfig, *, worker: WorkerContext, mesh: Mesh, weights: StartingWeights | None
 ) -> tuple[nn.Module, int, frozenset[str]]:
     """The model on the mesh, after reductions were seen to be right; its number of parameters; its hidden matrices."""
-    mesh = make_mesh(worker, mesh_plan)
-    check_reductions(worker, mesh)
+    check_reductions(worker, mesh.fsdp)
     model = start_model(task, config, weights=weights)
     count = num_parameters(model)
     blocks = task.blocks(model)
-    matrices = hidden_matrices(model, blocks)
-    check_patterns(model, config, matrices=matrices)
+    matrices = check_updates(model, blocks, config)
     freeze(model, config.freeze)
     if config.precision == "float8":
-        check_float8(model, blocks)
         use_float8(model, blocks)
     task.prepare(model, config)
     if config.compile:
         for block in blocks:
             block.compile(fullgraph=False, dynamic=False)
-    shard_model(
-        model,
-        mesh,
-        blocks=blocks,
-        precision=config.precision,
-        reshard_after_forward=mesh_plan.reshards_after_forward,
-        offloads=config.offload == "all",
-    )
+    model = cut_model(model, mesh, blocks=blocks, config=config, device=worker.torch_device, loss=cross_entropy_sum)
     return model, count, matrices
 
 
-def make_task(job: TrainJob, *, world_size: int) -> tuple[Task, BatchPlan]:
-    """What is trained on what, and how a step of it is cut.
+def make_task(job: TrainJob, *, world_size: int) -> tuple[Task, MeshPlan, BatchPlan]:
+    """What is trained on what, on which mesh, and how a step of it is cut.
 
     Raises:
-        ParameterError: the batch does not divide, or model and dataset do not fit.
+        ParameterError: axes or batch do not divide, or model and dataset do not fit.
     """
     config, dataset = job.config, job.open_dataset()
+    task: Task
     if isinstance(config.model, str):
-        plan = plan_batch(config, sequence_length=None, world_size=world_size)
-        return ModuleTask(config, dataset, project_root=job.project_root), plan
-    plan = plan_batch(config, sequence_length=dataset.sequence_length, world_size=world_size)
-    return LanguageTask(config, dataset), plan
+        task, length = ModuleTask(config, dataset, project_root=job.project_root), None
+    else:
+        task, length = LanguageTask(config, dataset), dataset.sequence_length
+    return task, *plan_run(config, sequence_length=length, world_size=world_size)

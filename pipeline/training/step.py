@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.tensor import DTensor
 
-from pipeline.training.accumulation import accumulate
+from pipeline.training.accumulation import accumulate, count_units
 from pipeline.training.faults.failpoints import Place, reach
 from pipeline.training.session import Session
 from pipeline.training.updates.optimizer import clip_gradients, set_learning_rate
@@ -24,6 +24,8 @@ class StepOutcome:
 
     loss_sum: torch.Tensor
     """Sum of this rank's losses, float32 []; on the device."""
+    units: int
+    """Tokens or examples that the loss of all ranks is a sum over."""
     gradient_norm: float
     """Global, before clipping; not finite where the step was skipped."""
     learning_rate: float
@@ -37,17 +39,19 @@ def take_step(session: Session, step: int) -> StepOutcome:
     watchdog.waits_for("data", step=step)
     reach(Place.DATA, step=step)
     position = step + session.guard.non_finite.data_offset
-    rows = session.task.rows(position, plan=session.plan, worker=worker, seed=config.seed)
+    with session.speed.waiting():
+        rows = session.task.rows(position, plan=session.plan, worker=worker, seed=config.seed)
+    units = count_units(session, rows)
     watchdog.waits_for("forward and backward")
     reach(Place.FORWARD, step=step)
     buffers = _buffers(session)
-    total = accumulate(session, rows)
+    total = accumulate(session, rows, units=units)
     if reach(Place.GRADIENTS, step=step):
         _spoil(session)
     scale = session.loss_scale
     if scale is not None:
         scale.unscale(session.parameters)
-    norm = clip_gradients(session.parameters, max_norm=config.max_gradient_norm)
+    norm = clip_gradients(session.parameters, max_norm=config.max_gradient_norm, stages=session.stages)
     rate = learning_rate(step, config)
     is_scale_too_large = scale is not None and scale.adapt(is_finite=math.isfinite(norm))
     is_finite = math.isfinite(norm) or is_scale_too_large
@@ -56,7 +60,7 @@ def take_step(session: Session, step: int) -> StepOutcome:
         for buffer, before in buffers:
             buffer.copy_(before)
         session.task.settle(session.model, worker)
-        return StepOutcome(loss_sum=total, gradient_norm=norm, learning_rate=rate, is_finite=is_finite)
+        return StepOutcome(loss_sum=total, units=units, gradient_norm=norm, learning_rate=rate, is_finite=is_finite)
     watchdog.waits_for("the update")
     reach(Place.UPDATE, step=step)
     set_learning_rate(session.optimizer, rate)
@@ -65,7 +69,7 @@ def take_step(session: Session, step: int) -> StepOutcome:
     if session.average is not None:
         session.average.update(done=step + 1)
     session.task.settle(session.model, worker)
-    return StepOutcome(loss_sum=total, gradient_norm=norm, learning_rate=rate)
+    return StepOutcome(loss_sum=total, units=units, gradient_norm=norm, learning_rate=rate)
 
 
 def _buffers(session: Session) -> list[tuple[torch.Tensor, torch.Tensor]]:
