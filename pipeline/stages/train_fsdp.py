@@ -28,15 +28,15 @@ from pipeline.stages.starting_point import StartingPoint, inherit, starting_poin
 from pipeline.stages.user_module import is_function
 from pipeline.training.checkpoints.checkpoint import CONFIG_NAME, DCP_DIRECTORY, STATE_NAME, TOKENIZER_NAME
 from pipeline.training.checkpoints.commit import COMMIT_NAME, CheckpointCommit
-from pipeline.training.config import TrainConfig, plan_batch
-from pipeline.training.device import choose_device
-from pipeline.training.launch.ray_train import Gang, cluster_gpus, train_on_ray
+from pipeline.training.config import TrainConfig
+from pipeline.training.device import DeviceChoice, choose_device
+from pipeline.training.launch.ray_train import Gang, GangResult, cluster_gpus, train_on_ray
+from pipeline.training.launch.sizes import choose_sizes
 from pipeline.training.loop import TrainResult
-from pipeline.training.parallel.mesh import plan_mesh
 from pipeline.training.precision import check_precision
 from pipeline.training.session import TrainJob
 from pipeline.training.tasks.empty_model import build_empty
-from pipeline.training.tasks.model import blocks_of, check_fits, model_config, read_model_config
+from pipeline.training.tasks.model import blocks_of, check_fits, model_config, read_model_config, shape_of
 from pipeline.training.tasks.module_factory import check_module
 from pipeline.training.tasks.module_task import check_supported, module_blocks
 from pipeline.training.tasks.opening import opener_of
@@ -63,17 +63,18 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
         ClusterError: workers died more often than allowed.
         CheckpointError: a checkpoint could not be written, or none of those that exist could be read.
     """
-    parameters, resources = context.parameters, context.resources
+    parameters = context.parameters
     source = context.input("dataset")
     dataset = open_dataset(source.path)
     rows = {split: dataset.num_rows(split) for split in ("train", "validation")}
     context.reporter.dataset("train", digest=source.digest, source=source.stage, facts={"rows": rows})
     start = starting_point(parameters, context.inputs, project_root=context.project_root)
     config = config_of(parameters, dataset, project_root=context.project_root, start=start)
-    gpus = resources.gpus or 0.0
+    gpus = context.resources.gpus or 0.0
     device = choose_device(parameters.device, gpus_per_worker=gpus, available_gpus=cluster_gpus())
     check_precision(config.precision, device=device.device)
     _check(config, dataset, context=context)
+    gang = _gang(config, dataset, context=context, device=device)
     shapes = check_start(config, None if start is None else start.weights)
     context.reporter.note(f"training on {device.device} with {backend_of(device.device)}: {device.reason}")
     end = train_on_ray(
@@ -84,14 +85,7 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
             open_initial=None if start is None else functools.partial(open_weights, start.place),
             project_root=str(context.project_root),
         ),
-        gang=Gang(
-            sizes=(resources.workers,),
-            cpus_per_worker=resources.cpus,
-            gpus_per_worker=gpus,
-            device=device,
-            max_worker_failures=parameters.max_worker_failures,
-            num_threads=max(1, (os.cpu_count() or 1) // resources.workers),
-        ),
+        gang=gang,
         make_reporter=BufferedReporter,
         deliver=functools.partial(_replay, context.reporter),
     )
@@ -105,20 +99,52 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
         export_checkpoint(store, result.commit, checkpoint)
     if start is not None:
         inherit(start, checkpoint)
-    state = result.state
-    return StageResult(
-        metrics=_metrics(result),
-        facts={
-            "device": device.device,
-            "device_reason": device.reason,
-            "backend": backend_of(device.device),
-            "world_size": state.world_size,
-            "precision": config.precision,
-            "weights": "last" if config.ema is None else f"moving average, decay {config.ema.decay:g}",
-            "resumed_from_step": result.resumed_from_step,
-            "checkpoint_generation": result.commit.key.generation,
-        },
+    return StageResult(metrics=_metrics(result), facts=_facts(end, config, device=device))
+
+
+def _gang(
+    config: TrainConfig,
+    dataset: TokenDataset | ArrayDataset,
+    *,
+    context: StageContext[TrainFsdpParameters],
+    device: DeviceChoice,
+) -> Gang:
+    """The ranks, in every number that can take the same steps."""
+    resources = context.resources
+    sizes = choose_sizes(
+        config,
+        sequence_length=None if isinstance(dataset, ArrayDataset) else dataset.sequence_length,
+        shape=None if isinstance(config.model, str) else shape_of(model_config(config.model)),
+        min_workers=resources.min_workers,
+        max_workers=resources.workers,
     )
+    if resources.min_workers is not None:
+        context.reporter.note(f"an elastic gang of {sizes}")
+    return Gang(
+        sizes=sizes.allowed,
+        cpus_per_worker=resources.cpus,
+        gpus_per_worker=resources.gpus or 0.0,
+        device=device,
+        max_worker_failures=context.parameters.max_worker_failures,
+        num_threads=max(1, (os.cpu_count() or 1) // sizes.allowed[-1]),
+    )
+
+
+def _facts(end: GangResult, config: TrainConfig, *, device: DeviceChoice) -> dict[str, Any]:
+    result = end.training
+    return {
+        "device": device.device,
+        "device_reason": device.reason,
+        "backend": backend_of(device.device),
+        "world_size": result.state.world_size,
+        "world_sizes": list(end.world_sizes),
+        # Sums over ranks are rounded in another order where their number changed.
+        "bit_reproducible": len(set(end.world_sizes)) == 1,
+        "precision": config.precision,
+        "weights": "last" if config.ema is None else f"moving average, decay {config.ema.decay:g}",
+        "resumed_from_step": result.resumed_from_step,
+        "checkpoint_generation": result.commit.key.generation,
+    }
 
 
 def config_of(
@@ -163,13 +189,10 @@ def config_of(
 def _check(
     config: TrainConfig, dataset: TokenDataset | ArrayDataset, *, context: StageContext[TrainFsdpParameters]
 ) -> None:
-    """Batch and model against the dataset; see `run`."""
-    workers = context.resources.workers
+    """Model against the dataset; see `run`."""
     check_schedule(config)
-    plan_mesh(config.parallel, world_size=workers, shard_group=config.shard_group)
     if isinstance(dataset, ArrayDataset):
         check_supported(config)
-        plan_batch(config, sequence_length=None, world_size=workers)
         assert isinstance(config.model, str)
         module = check_module(
             config.model,
@@ -181,7 +204,6 @@ def _check(
         )
         check_updates(module, module_blocks(module), config)
         return
-    plan_batch(config, sequence_length=dataset.sequence_length, world_size=workers)
     assert not isinstance(config.model, str)
     described = model_config(config.model)
     check_fits(described, vocabulary_size=dataset.vocabulary_size, sequence_length=dataset.sequence_length)

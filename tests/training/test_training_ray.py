@@ -2,6 +2,7 @@
 
 import functools
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,16 +74,8 @@ def test_a_rank_that_raises_is_the_users_error_and_is_not_trained_again(
     assert [path.name for path in (tmp_path / "workspace" / "generations").iterdir()] == ["0001"]
 
 
-def test_a_gang_that_cannot_be_placed_is_a_cluster_error(ray_cluster, make_job, monkeypatch) -> None:
-    monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "2")
-    gang = Gang(
-        sizes=(1,),
-        cpus_per_worker=0.5,
-        gpus_per_worker=64.0,
-        device=GANG.device,
-        max_worker_failures=0,
-        num_threads=1,
-    )
+def test_a_gang_that_cannot_be_placed_is_a_cluster_error(ray_cluster, make_job) -> None:
+    gang = replace(GANG, sizes=(1,), gpus_per_worker=64.0, max_worker_failures=0, start_timeout_seconds=2.0)
     with pytest.raises(ClusterError, match="Ray Train could not run the workers"):
         train_on_ray(make_job(), gang=gang, make_reporter=BufferedReporter, deliver=lambda _: None)
 

@@ -25,8 +25,8 @@ from pipeline.artifacts.store import open_store
 from pipeline.errors import ClusterError, FailureClass, PipelineError
 from pipeline.training.device import DeviceChoice
 from pipeline.training.failure import LostContactError, as_pipeline_error, read_fatal, record_fatal
-from pipeline.training.launch.ray_elastic import make_policy
 from pipeline.training.launch.outage import make_way, record
+from pipeline.training.launch.ray_elastic import make_policy
 from pipeline.training.launch.ray_gang import GangEnd, GangRequest, Host, Meeting, run_gang
 from pipeline.training.loop import TrainResult, train
 from pipeline.training.reporter import Reporter, SilentReporter
