@@ -1,20 +1,34 @@
 """A store behind any fsspec URL: S3, GCS, Azure, `memory://` in tests.
 
 Owns the mapping of the store's few operations to fsspec. The one decision: conditional creation is fsspec's
-`mode="create"` (`If-None-Match: *` on S3, generation 0 on GCS); listing caches are off, for another process's commit
-must be seen at once.
+`mode="create"` (`If-None-Match: *` on S3, generation 0 on GCS), and what was created is read back, for an answer may
+get lost and a driver may promise too much. Listing caches are off, for another process's commit must be seen at once.
 """
 
 import contextlib
+import errno
 import hashlib
 import secrets
+import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO, TypeVar
 
 import fsspec
 
 from pipeline.errors import StoreError
+
+_FIRST_PAUSE_SECONDS = 0.1
+_RETRY_SECONDS = 30.0
+"""A request that fails for a passing reason is sent again for so long; s3fs sends each one five times by itself."""
+_PASSING = frozenset({errno.EIO, errno.EBUSY, errno.EAGAIN, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNABORTED})
+_WITHOUT_DIRECTORIES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
+"""Protocols where making a directory asks for a bucket, which needs rights that writing an object does not."""
+_jitter = secrets.SystemRandom()
+
+ValueT = TypeVar("ValueT")
 
 
 class FsspecStore:
@@ -26,6 +40,8 @@ class FsspecStore:
         self._url = url.rstrip("/")
         with self._explained("open", url):
             self._files, self._root = fsspec.core.url_to_fs(self._url, use_listings_cache=False)
+        protocol = self._files.protocol
+        self._protocols = {protocol} if isinstance(protocol, str) else set(protocol)
         name = hashlib.sha256(self._url.encode()).hexdigest()[:16]
         self._cache = Path(tempfile.gettempdir()) / f"pipeline-store-{name}"
 
@@ -37,34 +53,67 @@ class FsspecStore:
     def read(self, key: str) -> bytes | None:
         """See `Store.read`."""
         with self._explained("read", key):
-            try:
-                return bytes(self._files.cat_file(self._path(key)))
-            except FileNotFoundError:
-                return None
+            return _persistently(lambda: self._content(key))
 
     def write(self, key: str, data: bytes) -> None:
         """See `Store.write`."""
         with self._explained("write", key):
             self._make_parent(key)
-            self._files.pipe_file(self._path(key), data)
+            _persistently(lambda: self._files.pipe_file(self._path(key), data))
+
+    @contextlib.contextmanager
+    def writing(self, key: str) -> Iterator[BinaryIO]:
+        """See `Store.writing`: uploaded in parts while it is written; nothing is sent again."""
+        with self._explained("write", key):
+            self._make_parent(key)
+            stream = self._files.open(self._path(key), "wb")
+            try:
+                yield stream
+            except BaseException:
+                # Closing would upload what there is of it, as if it were the whole.
+                stream.discard()
+                stream.closed = True
+                with contextlib.suppress(OSError):
+                    self._files.rm_file(self._path(key))
+                raise
+            stream.close()
 
     def create(self, key: str, data: bytes) -> bool:
         """See `Store.create`."""
         with self._explained("create", key):
             self._make_parent(key)
-            try:
-                self._files.pipe_file(self._path(key), data, mode="create")
-            except FileExistsError:
-                return False
-            return True
+            return _persistently(lambda: self._create(key, data))
+
+    def _create(self, key: str, data: bytes) -> bool:
+        """One request and a look at what it did."""
+        problem = OSError(errno.EIO, f"{key} was created and is not there")
+        try:
+            self._files.pipe_file(self._path(key), data, mode="create")
+        except FileExistsError:
+            return self._content(key) == data
+        except OSError as error:  # in doubt: the answer may be what failed
+            problem = error
+        found = self._content(key)
+        if found is not None and found != data and data.startswith(found):
+            self._files.rm_file(self._path(key))  # torn; nobody else's bytes begin like these and end sooner
+            found = None
+        if found is None:
+            raise problem
+        return found == data
+
+    def _content(self, key: str) -> bytes | None:
+        try:
+            return bytes(self._files.cat_file(self._path(key)))
+        except FileNotFoundError:
+            return None
 
     def list(self, prefix: str) -> list[str]:
         """See `Store.list`."""
         with self._explained("list", prefix):
             self._files.invalidate_cache()
             try:
-                entries = self._files.ls(self._path(prefix), detail=False)
-            except FileNotFoundError:
+                entries = _persistently(lambda: self._files.ls(self._path(prefix), detail=False))
+            except (FileNotFoundError, NotADirectoryError):
                 return []
             return sorted({entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries})
 
@@ -73,7 +122,7 @@ class FsspecStore:
         with self._explained("look at", key):
             self._files.invalidate_cache()
             try:
-                return int(self._files.size(self._path(key)))
+                return int(_persistently(lambda: self._files.size(self._path(key))))
             except FileNotFoundError:
                 return None
 
@@ -86,7 +135,7 @@ class FsspecStore:
     def delete(self, prefix: str) -> None:
         """See `Store.delete`."""
         with self._explained("delete", prefix), contextlib.suppress(FileNotFoundError):
-            self._files.rm(self._path(prefix), recursive=True)
+            _persistently(lambda: self._files.rm(self._path(prefix), recursive=True))
 
     def attempt_directory(self, key: str) -> Path:
         """See `Store.attempt_directory`: a fresh local directory."""
@@ -101,22 +150,36 @@ class FsspecStore:
                     self._make_parent(target)
                     self._files.put_file(str(path), self._path(target))
 
-    def local_path(self, key: str) -> Path:
+    def local_path(self, key: str, *, names: Sequence[str] | None = None) -> Path:
         """See `Store.local_path`; the cache directory appears whole or not at all."""
         target = self._cache / key
-        if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            partial = target.parent / f".downloading-{secrets.token_hex(8)}"
-            partial.mkdir()
+        if target.exists():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.parent / f".downloading-{secrets.token_hex(8)}"
+        partial.mkdir()
+        try:
             with self._explained("download", key):
-                prefix = self._path(key).rstrip("/") + "/"
-                for name in self._files.find(self._path(key)):
-                    local = partial / name.removeprefix(prefix)
-                    local.parent.mkdir(parents=True, exist_ok=True)
-                    self._files.get_file(name, str(local))
+                for name in self._names(key) if names is None else names:
+                    self._download(f"{key}/{name}", partial / name)
             with contextlib.suppress(OSError):  # another process was first; its copy is the same
                 partial.rename(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
         return target
+
+    def _names(self, key: str) -> Sequence[str]:
+        prefix = self._path(key).rstrip("/") + "/"
+        found: Sequence[str] = _persistently(lambda: self._files.find(self._path(key)))
+        return [name.removeprefix(prefix) for name in found]
+
+    def _download(self, key: str, local: Path) -> None:
+        local.parent.mkdir(parents=True, exist_ok=True)
+        _persistently(lambda: self._files.get_file(self._path(key), str(local)))
+
+    def forget_local(self, key: str) -> None:
+        """See `Store.forget_local`."""
+        shutil.rmtree(self._cache / key, ignore_errors=True)
 
     def workspace(self, key: str) -> str:
         """See `Store.workspace`."""
@@ -125,14 +188,21 @@ class FsspecStore:
     def check_writable(self) -> None:
         """See `Store.check_writable`."""
         key = f".probe-{secrets.token_hex(4)}"
-        self.create(key, b"probe")
-        self.delete(key)
+        try:
+            if not self.create(key, b"first") or self.create(key, b"second"):
+                raise StoreError(
+                    f"store {self._url}: an object can be created twice, so two runs could both hold a lease",
+                    hint="the storage must honour conditional writes (If-None-Match on S3)",
+                )
+        finally:
+            self.delete(key)
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
 
     def _make_parent(self, key: str) -> None:
-        self._files.makedirs(self._path(key).rsplit("/", 1)[0], exist_ok=True)
+        if not self._protocols & _WITHOUT_DIRECTORIES:
+            self._files.makedirs(self._path(key).rsplit("/", 1)[0], exist_ok=True)
 
     @contextlib.contextmanager
     def _explained(self, action: str, what: str) -> Iterator[None]:
@@ -143,3 +213,18 @@ class FsspecStore:
                 f"store {self._url}: cannot {action} {what}: {error}",
                 hint="check the URL, the credentials and that the protocol's package (s3fs, gcsfs, ...) is installed",
             ) from error
+
+
+def _persistently(request: Callable[[], ValueT]) -> ValueT:
+    """Send a request until it succeeds, fails for good, or `_RETRY_SECONDS` have passed; pauses double, with jitter."""
+    deadline, pause = time.monotonic() + _RETRY_SECONDS, _FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return request()
+        except OSError as error:
+            if not (isinstance(error, ConnectionError | TimeoutError) or error.errno in _PASSING):
+                raise
+            pause *= 1 + _jitter.random()
+            if time.monotonic() + pause > deadline:
+                raise
+        time.sleep(pause)

@@ -1,15 +1,17 @@
 """A store in a directory of this machine (or of a shared file system).
 
 Owns durable writes on a POSIX file system. The one decision: a conditional create writes a temporary file, syncs it
-and hard-links it to its name: the link fails where the name exists, and the name never shows half an object.
+and hard-links it to its name: the link fails where the name exists, and the name never shows half an object. Nothing
+relies on what NFS does not promise: exclusive opens, `stat` of what another client wrote, or the answer to a link.
 """
 
 import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from pipeline.errors import StoreError
 
@@ -21,6 +23,14 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _make_directory(directory: Path) -> None:
+    """Make it and its parents, durably: a file in a directory whose name is lost is lost too."""
+    missing = [parent for parent in (directory, *directory.parents) if not parent.is_dir()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync_directory(made.parent)
 
 
 @contextlib.contextmanager
@@ -63,6 +73,23 @@ class LocalStore:
             temporary = self._write_temporary(path, data)
             temporary.replace(path)
 
+    @contextlib.contextmanager
+    def writing(self, key: str) -> Iterator[BinaryIO]:
+        """See `Store.writing`."""
+        path = self.root / key
+        with _explained("write", path):
+            _make_directory(path.parent)
+            temporary = path.parent / f".writing-{secrets.token_hex(8)}"
+            try:
+                with temporary.open("xb") as file:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+            sync_directory(path.parent)
+
     def create(self, key: str, data: bytes) -> bool:
         """See `Store.create`."""
         path = self.root / key
@@ -71,7 +98,8 @@ class LocalStore:
             try:
                 os.link(temporary, path)
             except FileExistsError:
-                return False
+                # NFS sends a request again whose answer was lost, and it finds its own link.
+                return temporary.stat().st_nlink > 1
             finally:
                 temporary.unlink()
             sync_directory(path.parent)
@@ -91,8 +119,10 @@ class LocalStore:
         path = self.root / key
         with _explained("look at", path):
             try:
-                return path.stat().st_size
-            except (FileNotFoundError, NotADirectoryError):
+                # An open asks the server; `stat` may answer from an NFS client's cache.
+                with path.open("rb") as file:
+                    return file.seek(0, os.SEEK_END)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 return None
 
     def move(self, key: str, to: str) -> None:
@@ -128,9 +158,12 @@ class LocalStore:
                         os.fsync(file.fileno())
                 sync_directory(Path(parent))
 
-    def local_path(self, key: str) -> Path:
+    def local_path(self, key: str, *, names: Sequence[str] | None = None) -> Path:
         """See `Store.local_path`."""
         return self.root / key
+
+    def forget_local(self, key: str) -> None:
+        """See `Store.forget_local`."""
 
     def workspace(self, key: str) -> str:
         """See `Store.workspace`."""
@@ -146,7 +179,7 @@ class LocalStore:
         self.delete(key)
 
     def _write_temporary(self, path: Path, data: bytes) -> Path:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_directory(path.parent)
         temporary = path.parent / f".writing-{secrets.token_hex(8)}"
         with temporary.open("xb") as file:
             file.write(data)

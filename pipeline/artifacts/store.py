@@ -6,9 +6,10 @@ object; nothing relies on renaming directories or on locks of a file system.
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 _BACKENDS: Mapping[str, str] = {
     "file": "pipeline.artifacts.local_store:LocalStore",
@@ -37,8 +38,16 @@ class Store(Protocol):
         """Create or replace an object; readers see the old bytes or the new, never a mix."""
         ...
 
+    def writing(self, key: str) -> AbstractContextManager[BinaryIO]:
+        """Stream a new object: whole and durable where the block ends, absent where it raises."""
+        ...
+
     def create(self, key: str, data: bytes) -> bool:
-        """Create an object if it does not exist; False where it does. Exactly one of several callers gets True."""
+        """Create an object if it does not exist; False where it does. Exactly one of several callers gets True.
+
+        Callers that compete give bytes that differ: where the answer of a remote store got lost and the request was
+        sent again, what lies there is all that tells who was first.
+        """
         ...
 
     def list(self, prefix: str) -> list[str]:
@@ -65,8 +74,17 @@ class Store(Protocol):
         """Make what was written into `attempt_directory(key)` present under `key`, durably."""
         ...
 
-    def local_path(self, key: str) -> Path:
-        """A local directory with the objects under `key`; downloaded once on a remote store."""
+    def local_path(self, key: str, *, names: Sequence[str] | None = None) -> Path:
+        """A local directory with the objects under `key`; downloaded once on a remote store.
+
+        Args:
+            key: of a directory that does not change any more.
+            names: of the objects, relative to it, where they are known; a remote store is not asked for a listing then.
+        """
+        ...
+
+    def forget_local(self, key: str) -> None:
+        """Drop a downloaded copy that was found to be wrong; a local store has none."""
         ...
 
     def workspace(self, key: str) -> str:
@@ -74,7 +92,7 @@ class Store(Protocol):
         ...
 
     def check_writable(self) -> None:
-        """Raise `StoreError` where an object cannot be created and removed."""
+        """Raise `StoreError` where an object cannot be created once and removed."""
         ...
 
 

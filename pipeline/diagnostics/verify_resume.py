@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from pipeline.errors import ClusterError, ParameterError, StageError
 from pipeline.stages.reporting import BufferedReporter
-from pipeline.training.checkpoints.checkpoint import has_drawn
 from pipeline.training.checkpoints.commit import CheckpointCommit
+from pipeline.training.checkpoints.rng import has_drawn
 from pipeline.training.checkpoints.state_difference import state_differences
 from pipeline.training.config import TrainConfig
 from pipeline.training.launch.spawn import spawn

@@ -151,7 +151,8 @@ def test_broad_excepts_stand_only_at_process_boundaries() -> None:
         "pipeline/serving/engine/engine.py",
         "pipeline/serving/engine/micro_batcher.py",
         "pipeline/serving/engine/engine_thread.py",
-        "pipeline/training/checkpoints/checkpoint.py",
+        "pipeline/training/checkpoints/consensus.py",
+        "pipeline/training/checkpoints/flight.py",
         "pipeline/training/launch/spawn.py",
     }
     found = [

@@ -1,40 +1,52 @@
 """Saving and loading the state of a training run.
 
-Owns what a checkpoint holds (model, optimizer, RNG of each rank, position, the model's description) and how ranks agree
-on it. Knows nothing of when to save. The one decision: torch.distributed.checkpoint writes the bytes, and the commit
-protocol of `checkpoints/commit.py` alone says whether they count; DCP's own metadata file is no commit mark.
+Owns what a checkpoint holds (model, optimizer, RNG of each rank, position, the model's description), and the one save
+that may be on its way while training goes on. The one decision: torch.distributed.checkpoint writes the bytes, and the
+commit protocol of `checkpoints/commit.py` alone says whether they count; DCP's own metadata file is no commit mark.
 
 The DCP state dict is `{"model": ..., "optimizer": ..., "extras": {<name>: ...}}`, so model tensors are keys
 `model.<name in torch>`.
 """
 
+import io
 import json
-import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.stateful import Stateful
 
-from pipeline.artifacts.manifest import FileEntry, sha256_of
+from pipeline.artifacts.manifest import sha256_of
 from pipeline.artifacts.store import Store
-from pipeline.errors import CheckpointError, PipelineError
+from pipeline.errors import CheckpointError, PipelineError, StoreError
 from pipeline.training.checkpoints.commit import (
     AttemptKey,
     CheckpointCommit,
+    abandon,
     claim_generation,
     commit,
     find_resumable,
     retain,
     write_vote,
 )
+from pipeline.training.checkpoints.consensus import TIMEOUT_SECONDS, Consensus
+from pipeline.training.checkpoints.flight import Flight, Written
+from pipeline.training.checkpoints.history import SaveHistory
+from pipeline.training.checkpoints.interval import SaveInterval
+from pipeline.training.checkpoints.rng import rng_state, seed_rank, set_rng_state
+from pipeline.training.checkpoints.shard_writer import AttemptFiles
+from pipeline.training.checkpoints.snapshot import Snapshots
 from pipeline.training.parallel.tied_parameters import tied_names
 from pipeline.training.reporter import Reporter
 from pipeline.training.worker import WorkerContext
@@ -44,8 +56,8 @@ STATE_NAME = "state.json"
 CONFIG_NAME = "config.json"
 TOKENIZER_NAME = "tokenizer.json"
 STATE_SCHEMA = 2
-
-ValueT = TypeVar("ValueT")
+DRAIN_SECONDS = 60.0
+"""A training that ends with an error waits so long for the save on its way."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,9 +92,22 @@ class Resumed:
     commit: CheckpointCommit
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Taken:
+    """All that a save needs; nothing of it changes any more."""
+
+    state: TrainingState
+    held: Mapping[str, Any]
+    rng: bytes
+
+
+@dataclass(kw_only=True)
 class Checkpointer:
-    """Saves and resumes for one start of training; every method is called by all ranks together."""
+    """Saves and resumes for one start of training.
+
+    It is made, and `begin`, `save`, `drain`, `resume` and `close` are called, by all ranks together and from the thread
+    that trains.
+    """
 
     store: Store
     worker: WorkerContext
@@ -97,6 +122,35 @@ class Checkpointer:
     extras: Mapping[str, Stateful] = field(default_factory=dict)
     """What else is saved and restored, by name. A `state_dict()` holds DTensors, or values that are equal on all ranks;
     its keys may not depend on how far training is, for they are asked for before the checkpoint is read."""
+    in_background: bool = True
+    """Training goes on once the state is copied; False to wait for the commit."""
+    interval: SaveInterval | None = None
+    """Where saves are due by the clock."""
+    timeout_seconds: float = TIMEOUT_SECONDS
+    """A rank waits so long for another one's bytes to be written."""
+    consensus: Consensus = field(init=False)
+    history: SaveHistory = field(init=False)
+    _snapshots: Snapshots = field(default_factory=Snapshots, init=False)
+    _flight: Flight | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.consensus = Consensus.open(self.worker, timeout_seconds=self.timeout_seconds)
+        self.history = SaveHistory(interval=self.interval)
+
+    def begin(self, state: TrainingState) -> None:
+        """Copy the state and let it be written in the background; waits for the save before it.
+
+        Raises:
+            CheckpointError: the save before it failed, and no more may; names the ranks. Earlier commits are untouched.
+        """
+        started = time.monotonic()
+        self._land()
+        self.history.check()
+        taken = self._take(state)
+        self._flight = Flight(
+            lambda: self._write(taken), step=state.step, started=started, in_background=self.in_background
+        )
+        self.history.begin(at=started)
 
     def save(self, state: TrainingState) -> CheckpointCommit:
         """Write and commit a checkpoint; blocks until it is durable on every rank.
@@ -104,58 +158,112 @@ class Checkpointer:
         Raises:
             CheckpointError: a rank could not write; names the rank. Earlier commits are untouched.
         """
-        key = _from_first(self.worker, lambda: AttemptKey.new(step=state.step, generation=self.generation))
-        directory = _staging_directory(self.store, key)
-        held = self._held()
-        _together(
-            self.worker,
-            lambda: dcp.save(
-                held,
-                storage_writer=dcp.FileSystemWriter(str(directory / DCP_DIRECTORY)),
-            ),
-            doing=f"write step {state.step}",
-        )
-        _together(self.worker, lambda: self._vote(key, directory, state), doing=f"vote for step {state.step}")
-        made: CheckpointCommit = _from_first(
-            self.worker, lambda: commit(self.store, key, world_size=self.worker.world_size)
-        )
-        if self.worker.is_first:
-            retain(self.store, keep=self.keep, generation=self.generation)
+        self.begin(state)
+        made = self.drain()
+        assert made is not None
         return made
+
+    def drain(self) -> CheckpointCommit | None:
+        """Wait for the save on its way; the newest commit.
+
+        Raises:
+            CheckpointError: the last save failed.
+        """
+        self._land()
+        last = self.history.last
+        if last is not None and last.error is not None:
+            raise last.error
+        return self.history.newest
+
+    def close(self) -> None:
+        """Wait for the save on its way, but not for ever, and give up the group; never raises for a save."""
+        if self._flight is None or self._flight.wait(DRAIN_SECONDS):
+            self.consensus.close()
+
+    def is_due(self) -> bool:
+        """True where the clock says that the next save should begin; asked of rank 0 alone."""
+        is_flying = self._flight is not None and not self._flight.is_over
+        return self.history.is_due(now=time.monotonic(), is_flying=is_flying)
+
+    def report(self, reporter: Reporter, *, step: int) -> None:
+        """Tell of saves that have ended; `step` is the number of steps done now."""
+        if self._flight is not None and self._flight.is_over:
+            self._land()
+        self.history.report(reporter, step=step)
+
+    def _land(self) -> None:
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            self.history.end(flight.land())
+
+    def _take(self, state: TrainingState) -> _Taken:
+        rng = io.BytesIO()
+        torch.save(rng_state(self.worker), rng)
+        return _Taken(state=state, held=self._snapshots.take(self._held()), rng=rng.getvalue())
+
+    def _write(self, taken: _Taken) -> Written:
+        """Write, vote and commit; in the background, on the group of its own."""
+        together, is_first = self.consensus.together, self.worker.is_first
+        started, step = time.monotonic(), taken.state.step
+        key = self.consensus.from_first(lambda: AttemptKey.new(step=step, generation=self.generation))
+        files = AttemptFiles(self.store, prefix=key.prefix)
+        try:
+            together(
+                lambda: dcp.save(
+                    dict(taken.held),
+                    storage_writer=files.dcp_writer(DCP_DIRECTORY),
+                    process_group=self.consensus.group,
+                ),
+                doing=f"write step {step}",
+            )
+            written = time.monotonic()
+            together(lambda: self._vote(key, files, taken), doing=f"vote for step {step}")
+            made: CheckpointCommit = self.consensus.from_first(
+                lambda: commit(self.store, key, world_size=self.worker.world_size)
+            )
+        except PipelineError as error:
+            # All ranks are past their writing, so what there is of the attempt takes space for nothing.
+            if is_first and (trouble := _trouble(lambda: abandon(self.store, key))):
+                raise CheckpointError(f"{error.message}; {trouble}", hint=error.hint) from error
+            raise
+        trouble = ""
+        if is_first:
+            trouble = _trouble(lambda: retain(self.store, keep=self.keep, generation=self.generation))
+        return Written(
+            commit=made,
+            write_seconds=written - started,
+            commit_seconds=time.monotonic() - written,
+            trouble=trouble,
+        )
 
     def _held(self) -> dict[str, dict[str, Any]]:
         """The DCP state dict; a tied tensor is held once, under its first name."""
         model_state, optimizer_state = get_state_dict(self.model, self.optimizer, options=self._options)
         for name in tied_names(self.model):
             model_state.pop(name, None)
-        held = {"model": model_state, "optimizer": optimizer_state}
+        # Rates, decays and the like are the config's, which is identity; and each stage of a pipeline has other groups.
+        held = {"model": model_state, "optimizer": {"state": optimizer_state["state"]}}
         if self.extras:
             held["extras"] = {name: extra.state_dict() for name, extra in self.extras.items()}
         return held
+
+    def _groups(self) -> Any:
+        """The optimizer's groups as they are."""
+        return get_optimizer_state_dict(self.model, self.optimizer, options=self._options)["param_groups"]
 
     @property
     def _options(self) -> StateDictOptions:
         return StateDictOptions(ignore_frozen_params=self.trained_only, strict=not self.trained_only)
 
-    def _vote(self, key: AttemptKey, directory: Path, state: TrainingState) -> None:
-        rank = self.worker.rank
-        torch.save(_rng_state(self.worker), directory / _rank_file(rank))
-        if self.worker.is_first:
-            fields = {name: getattr(state, name) for name in TrainingState.__dataclass_fields__}
-            (directory / STATE_NAME).write_text(json.dumps(fields, indent=1, sort_keys=True) + "\n")
+    def _vote(self, key: AttemptKey, files: AttemptFiles, taken: _Taken) -> None:
+        worker = self.worker
+        files.put(_rank_file(worker.rank), taken.rng)
+        if worker.is_first:
+            fields = {name: getattr(taken.state, name) for name in TrainingState.__dataclass_fields__}
+            files.put(STATE_NAME, (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode())
             for name, content in self.companions.items():
-                (directory / name).write_bytes(content)
-        mine = [directory / _rank_file(rank), *sorted((directory / DCP_DIRECTORY).glob(f"__{rank}_*"))]
-        if self.worker.is_first:
-            mine += [directory / DCP_DIRECTORY / ".metadata", directory / STATE_NAME]
-            mine += [directory / name for name in self.companions]
-        entries = [
-            FileEntry(path=path.relative_to(directory).as_posix(), size=path.stat().st_size, sha256=sha256_of(path))
-            for path in mine
-        ]
-        if not self.store.is_local:
-            self.store.publish(directory, key.prefix)
-        write_vote(self.store, key, rank=rank, files=entries)
+                files.put(name, content)
+        write_vote(self.store, key, rank=worker.rank, files=files.entries)
 
     def resume(self, reporter: Reporter, *, identity: Mapping[str, Any]) -> Resumed | None:
         """Load the newest commit that loads; None where there is no commit at all.
@@ -163,7 +271,8 @@ class Checkpointer:
         Raises:
             CheckpointError: commits exist but none loads, or the run was started with other parameters.
         """
-        found = _from_first(self.worker, lambda: find_resumable(self.store))
+        self._land()
+        found = self.consensus.from_first(lambda: find_resumable(self.store))
         rejected = list(found.rejected)
         for candidate in found.commits:
             try:
@@ -179,6 +288,7 @@ class Checkpointer:
                 reporter.note(f"checkpoint not usable, an older one is taken: {reason}")
             if not is_same:
                 raise _other_identity(state.identity, identity, where=candidate.key.prefix)
+            self.history.newest = candidate
             return Resumed(state=state, commit=candidate)
         if rejected:
             raise CheckpointError(
@@ -191,13 +301,17 @@ class Checkpointer:
         return None
 
     def _fetch(self, found: CheckpointCommit) -> tuple[Path, TrainingState]:
-        return _together(self.worker, lambda: self._read(found), doing=f"read {found.key.prefix}")
+        return self.consensus.together(lambda: self._read(found), doing=f"read {found.key.prefix}")
 
     def _load(self, found: CheckpointCommit, directory: Path, state: TrainingState) -> None:
         loaded = self._held()
-        _together(
-            self.worker,
-            lambda: dcp.load(loaded, storage_reader=dcp.FileSystemReader(str(directory / DCP_DIRECTORY))),
+        worker = self.worker
+        self.consensus.together(
+            lambda: dcp.load(
+                loaded,
+                storage_reader=dcp.FileSystemReader(str(directory / DCP_DIRECTORY)),
+                process_group=self.consensus.group,
+            ),
             doing=f"load {found.key.prefix}",
         )
         for name, kept in tied_names(self.model).items():
@@ -207,21 +321,23 @@ class Checkpointer:
             self.model,
             self.optimizer,
             model_state_dict=loaded["model"],
-            optim_state_dict=loaded["optimizer"],
+            optim_state_dict={**loaded["optimizer"], "param_groups": self._groups()},
             options=self._options,
         )
         for name, extra in self.extras.items():
             extra.load_state_dict(loaded["extras"][name])
-        if found.world_size == self.worker.world_size:
-            _set_rng_state(self.worker, torch.load(directory / _rank_file(self.worker.rank), weights_only=True))
+        if found.world_size == worker.world_size:
+            set_rng_state(worker, torch.load(directory / _rank_file(worker.rank), weights_only=True))
         else:
-            seed_rank(self.worker, seed=state.seed, step=state.step)
+            seed_rank(worker, seed=state.seed, step=state.step)
 
     def _read(self, found: CheckpointCommit) -> tuple[Path, TrainingState]:
         """Fetch the files, check this rank's share of them against the commit, and read the state."""
-        directory = self.store.local_path(found.key.prefix)
-        for entry in found.files[self.worker.rank :: self.worker.world_size]:
+        worker = self.worker
+        directory = self.store.local_path(found.key.prefix, names=[entry.path for entry in found.files])
+        for entry in found.files[worker.rank :: worker.world_size]:
             if sha256_of(directory / entry.path) != entry.sha256:
+                self.store.forget_local(found.key.prefix)
                 raise CheckpointError(
                     f"{found.key.prefix}/{entry.path} was altered: its sha256 is not the committed one"
                 )
@@ -229,50 +345,26 @@ class Checkpointer:
 
 
 def start_generation(store: Store, worker: WorkerContext) -> int:
-    """Number of this start of training, agreed by all ranks."""
-    return _from_first(worker, lambda: claim_generation(store))
+    """Number of this start of training, agreed by all ranks.
+
+    Raises:
+        StoreError: the store cannot be written, or creates an object twice.
+    """
+
+    def claim() -> int:
+        store.check_writable()
+        return claim_generation(store)
+
+    return Consensus(worker=worker).from_first(claim)
 
 
-def seed_rank(worker: WorkerContext, *, seed: int, step: int) -> None:
-    """Seed this rank's RNG as a function of (seed, step, rank)."""
-    torch.manual_seed(_seed_of(worker, seed=seed, step=step))
-
-
-def has_drawn(worker: WorkerContext, *, seed: int) -> bool:
-    """True where this rank has drawn random numbers since it was seeded for step 0, as dropout does."""
-    current = torch.cuda.get_rng_state(worker.torch_device) if worker.device == "cuda" else torch.get_rng_state()
-    fresh = torch.Generator(worker.torch_device).manual_seed(_seed_of(worker, seed=seed, step=0))
-    return not torch.equal(current, fresh.get_state())
-
-
-def _seed_of(worker: WorkerContext, *, seed: int, step: int) -> int:
-    return (seed * 1_000_003 + step) * 65_537 + worker.rank
+def has_commits(store: Store, worker: WorkerContext) -> bool:
+    """True where training goes on from a checkpoint, or fails because none of them can be read."""
+    return Consensus(worker=worker).from_first(lambda: bool(find_resumable(store).commits))
 
 
 def _rank_file(rank: int) -> str:
     return f"rank-{rank:05d}.pt"
-
-
-def _staging_directory(store: Store, key: AttemptKey) -> Path:
-    """Where this rank writes: the place itself on a local store, which all ranks share."""
-    if not store.is_local:
-        return Path(tempfile.mkdtemp(prefix="pipeline-checkpoint-"))
-    directory = store.local_path(key.prefix)
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
-
-
-def _rng_state(worker: WorkerContext) -> dict[str, torch.Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if worker.device == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(worker.torch_device)
-    return state
-
-
-def _set_rng_state(worker: WorkerContext, state: Mapping[str, torch.Tensor]) -> None:
-    torch.set_rng_state(state["cpu"])
-    if worker.device == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], worker.torch_device)
 
 
 def _other_identity(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, where: str) -> CheckpointError:
@@ -287,34 +379,10 @@ def _other_identity(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, wher
     )
 
 
-def _together(worker: WorkerContext, act: Callable[[], ValueT], *, doing: str) -> ValueT:
-    """Do `act` on every rank and agree: where one rank fails, all raise and name it."""
-    problem: dict[int, str] = {}
-    value: ValueT | None = None
+def _trouble(act: Callable[[], None]) -> str:
+    """What the store has against it, in words; empty where it is done."""
     try:
-        value = act()
-    except CheckpointException as error:  # of DCP: the same on every rank, and no Exception but a BaseException
-        problem = {rank: f"{type(cause).__name__}: {cause}" for rank, (cause, _) in error.failures.items()}
-    except Exception as error:  # every rank must learn of it, whatever it is, or the others wait for ever
-        problem = {worker.rank: f"{type(error).__name__}: {error}"}
-    problems: list[dict[int, str]] = [{}] * worker.world_size
-    dist.all_gather_object(problems, problem)
-    by_rank = {rank: text for found in problems for rank, text in found.items()}
-    failed = [f"rank {rank}: {text}" for rank, text in sorted(by_rank.items())]
-    if failed:
-        raise CheckpointError(f"cannot {doing}: " + "; ".join(failed))
-    return value  # type: ignore[return-value]
-
-
-def _from_first(worker: WorkerContext, make: Callable[[], ValueT]) -> ValueT:
-    """What rank 0 made, on every rank; where rank 0 raised a `PipelineError`, all raise it."""
-    box: list[Any] = [None]
-    if worker.is_first:
-        try:
-            box = [make()]
-        except PipelineError as error:
-            box = [error]
-    dist.broadcast_object_list(box, src=0)
-    if isinstance(box[0], PipelineError):
-        raise box[0]
-    return box[0]
+        act()
+    except StoreError as error:
+        return error.message
+    return ""

@@ -3,10 +3,13 @@
 Owns the layout `checkpoints/step-<n>/<generation>-<attempt>/`, votes, the one `COMMIT.json`, the search for what can
 be resumed, and retention. Knows nothing of torch: it sees files. The one decision: presumed abort; a directory without
 `COMMIT.json` does not exist for anyone who resumes, and that file is created once: by rank 0 of the attempt, as its
-commit, or by a later start of training that clears the attempt away, as its abort.
+commit, or by whoever clears the attempt away, as its abort. No decision rests on a listing, which may be stale: what
+matters is asked for by name.
 """
 
+import contextlib
 import json
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -15,12 +18,15 @@ from typing import Any
 
 from pipeline.artifacts.manifest import FileEntry
 from pipeline.artifacts.store import Store
-from pipeline.errors import CheckpointError
+from pipeline.errors import CheckpointError, StoreError
 
 COMMIT_NAME = "COMMIT.json"
 FORMAT = 1
 _CHECKPOINTS = "checkpoints"
 _GENERATIONS = "generations"
+_NEWEST = f"{_CHECKPOINTS}/NEWEST"
+"""Prefix of the last commit; written after it, and only one more place to look at."""
+_PREFIX = re.compile(rf"{_CHECKPOINTS}/step-\d+/\d+-[0-9a-f]+")
 _ABORT = b'{"aborted": true}\n'
 
 
@@ -103,7 +109,8 @@ def claim_generation(store: Store) -> int:
     """Number of this start of training, one above every earlier one; older generations can no longer commit."""
     taken = [int(name) for name in store.list(_GENERATIONS) if name.isdigit()]
     generation = max(taken, default=0) + 1
-    while not store.create(f"{_GENERATIONS}/{generation:04d}", str(time.time()).encode()):
+    mark = f"{time.time()} {secrets.token_hex(8)}\n".encode()
+    while not store.create(_generation_key(generation), mark):
         generation += 1
     return generation
 
@@ -124,16 +131,16 @@ def commit(store: Store, key: AttemptKey, *, world_size: int) -> CheckpointCommi
     files: list[FileEntry] = []
     for rank in range(world_size):
         vote = _read_vote(store, key, rank)
-        if vote is None:
-            problems.append(f"rank {rank} gave no vote")
+        if isinstance(vote, str):
+            problems.append(f"rank {rank} {vote}")
             continue
         if (vote.step, vote.generation) != (key.step, key.generation):
             problems.append(f"rank {rank} voted for step {vote.step} of generation {vote.generation}")
         files += vote.files
     problems += why_incomplete(store, key, files)
-    newest = max((int(name) for name in store.list(_GENERATIONS) if name.isdigit()), default=0)
-    if newest > key.generation:
-        problems.append(f"generation {newest} has started; this is {key.generation}")
+    # Numbers have no gaps, so the next one alone tells.
+    if store.read(_generation_key(key.generation + 1)) is not None:
+        problems.append(f"generation {key.generation + 1} has started; this is {key.generation}")
     if problems:
         raise CheckpointError(
             f"checkpoint {store.url}/{key.prefix} is not committed: " + "; ".join(problems),
@@ -150,7 +157,18 @@ def commit(store: Store, key: AttemptKey, *, world_size: int) -> CheckpointCommi
     if problems:
         store.delete(f"{key.prefix}/{COMMIT_NAME}")
         raise CheckpointError(f"checkpoint {store.url}/{key.prefix} is not committed: " + "; ".join(problems))
+    with contextlib.suppress(StoreError):  # a listing finds it too
+        store.write(_NEWEST, key.prefix.encode())
     return made
+
+
+def abandon(store: Store, key: AttemptKey) -> None:
+    """Clear away an attempt that came to nothing, so that what it wrote takes no space; a commit stays.
+
+    Raises:
+        StoreError: the storage refuses; a later start of training tries again.
+    """
+    _reap(store, key.prefix)
 
 
 def why_incomplete(store: Store, key: AttemptKey, files: Sequence[FileEntry]) -> list[str]:
@@ -199,11 +217,18 @@ def retain(store: Store, *, keep: int, generation: int) -> None:
         store.delete(f"{old.key.prefix}/{COMMIT_NAME}")
         store.delete(old.key.prefix)
     for prefix in _attempt_prefixes(store):
-        if _generation_of(prefix) < generation and _is_aborted(store, prefix):
-            for name in store.list(prefix):
-                if name != COMMIT_NAME:  # the abort goes last: until then the attempt cannot commit
-                    store.delete(f"{prefix}/{name}")
-            store.delete(prefix)
+        if _generation_of(prefix) < generation:
+            _reap(store, prefix)
+
+
+def _reap(store: Store, prefix: str) -> None:
+    """Delete an attempt unless it is committed."""
+    if not _is_aborted(store, prefix):
+        return
+    for name in store.list(prefix):
+        if name != COMMIT_NAME:  # the abort goes last: until then the attempt cannot commit
+            store.delete(f"{prefix}/{name}")
+    store.delete(prefix)
 
 
 def _is_aborted(store: Store, prefix: str) -> bool:
@@ -213,12 +238,20 @@ def _is_aborted(store: Store, prefix: str) -> bool:
 
 
 def _attempt_prefixes(store: Store) -> list[str]:
-    return [
+    listed = {
         f"{_CHECKPOINTS}/{step}/{attempt}"
         for step in store.list(_CHECKPOINTS)
         if step.startswith("step-")
         for attempt in store.list(f"{_CHECKPOINTS}/{step}")
-    ]
+    }
+    hint = (store.read(_NEWEST) or b"").decode(errors="replace")
+    if _PREFIX.fullmatch(hint) and store.read(f"{hint}/{COMMIT_NAME}") is not None:  # newer than the listing, perhaps
+        listed.add(hint)
+    return sorted(listed)
+
+
+def _generation_key(generation: int) -> str:
+    return f"{_GENERATIONS}/{generation:04d}"
 
 
 def _generation_of(prefix: str) -> int:
@@ -230,14 +263,18 @@ def _vote_key(key: AttemptKey, rank: int) -> str:
     return f"{key.prefix}/vote-{rank}.json"
 
 
-def _read_vote(store: Store, key: AttemptKey, rank: int) -> Vote | None:
+def _read_vote(store: Store, key: AttemptKey, rank: int) -> Vote | str:
+    """The vote, or what is wrong with it."""
     data = store.read(_vote_key(key, rank))
     if data is None:
-        return None
-    fields: Mapping[str, Any] = json.loads(data)
-    return Vote(
-        rank=fields["rank"],
-        step=fields["step"],
-        generation=fields["generation"],
-        files=tuple(FileEntry(**entry) for entry in fields["files"]),
-    )
+        return "gave no vote"
+    try:
+        fields: Mapping[str, Any] = json.loads(data)
+        return Vote(
+            rank=fields["rank"],
+            step=fields["step"],
+            generation=fields["generation"],
+            files=tuple(FileEntry(**entry) for entry in fields["files"]),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        return f"gave a vote that cannot be read: {error}"
