@@ -42,8 +42,8 @@ PIPELINE_AXIS, REPLICATE_AXIS, SHARD_AXIS, CONTEXT_AXIS, TENSOR_AXIS = AXES = (
     "tensor",
 )
 SHARDS_GRADIENTS = ("zero2", "zero3", "hsdp")
-_COPIES, _SHARDS, _WHOLE = "copies", "shards", "stage"
-"""Names of flattened axes: replicate with context, shard with context, and all that one pipeline stage has."""
+_COPIES, _SHARDS, _PIECES = "copies", "shards", "pieces"
+"""Names of flattened axes: replicate with context, shard with context, and what holds the pieces of one parameter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,8 +185,8 @@ def _fsdp_mesh(root: DeviceMesh, plan: MeshPlan) -> DeviceMesh:
         shards = root[SHARD_AXIS, CONTEXT_AXIS]._flatten(_SHARDS)
     if plan.tensor > 1:
         # A norm over two axes is one reduction where they are known as one.
-        names = [name for name in root.mesh_dim_names or () if name != PIPELINE_AXIS]
-        root[tuple(names)]._flatten(_WHOLE)
+        outer = (CONTEXT_AXIS,) if plan.context > 1 and plan.parallel != "ddp" else ()
+        root[SHARD_AXIS, *outer, TENSOR_AXIS]._flatten(_PIECES)
     if copies is None:
         return shards
     if plan.context == 1:
