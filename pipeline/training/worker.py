@@ -46,6 +46,8 @@ class WorkerContext:
     store_address: str | None = None
     """`host:port` of rank 0's TCP store, `env://` where torchrun has made it, or None where the launcher has made the
     process group."""
+    store: dist.Store | None = None
+    """The gang's own part of that store, where pre-flight has opened it already."""
     num_threads: int | None = None
     """Threads of torch operators in this process; torch's own choice when None."""
     collective_timeout_seconds: float = COLLECTIVE_TIMEOUT_SECONDS
@@ -94,11 +96,11 @@ def joined(worker: WorkerContext) -> Iterator[None]:
     if worker.store_address is None:
         yield
         return
+    address = worker.store_address
     dist.init_process_group(
         worker.backend,
-        init_method=worker.store_address
-        if worker.store_address == ENVIRONMENT_STORE
-        else f"tcp://{worker.store_address}",
+        init_method=None if worker.store else address if address == ENVIRONMENT_STORE else f"tcp://{address}",
+        store=worker.store,
         rank=worker.rank,
         world_size=worker.world_size,
         timeout=timedelta(seconds=worker.collective_timeout_seconds),

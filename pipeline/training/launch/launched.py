@@ -1,6 +1,6 @@
 """A training without Ray: the job of one rank, from a YAML file, under torchrun, `srun`, MPI or Kubernetes.
 
-Owns the job file, the interface that collectives use, and the lines that rank 0 writes. The one decision: the loop is
+Owns the job file and the lines that rank 0 writes. The one decision: the loop is
 the one that Ray's workers run, and the workspace is the same; a run can go from one launcher to the other.
 """
 
@@ -13,7 +13,6 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, TextIO, get_type_hints
 
-import psutil
 from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -22,6 +21,7 @@ from pipeline.errors import ParameterError, nearest_name
 from pipeline.training.config import TrainConfig
 from pipeline.training.device import choose_device, num_cuda_devices
 from pipeline.training.failure import as_pipeline_error
+from pipeline.training.launch.preflight import met
 from pipeline.training.loop import TrainResult, train
 from pipeline.training.rank_sources import ENVIRONMENT_STORE, derive_place
 from pipeline.training.reporter import SilentReporter
@@ -29,8 +29,6 @@ from pipeline.training.session import TrainJob
 from pipeline.training.tasks.model import read_model_config
 from pipeline.training.tasks.opening import opener_of
 from pipeline.training.worker import WorkerContext
-
-_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class LineReporter:
@@ -87,11 +85,11 @@ def run_job(file: Path, *, environment: Mapping[str, str], stream: TextIO) -> Tr
         open_dataset=opener_of(Path(dataset), config),
         project_root=str(file.parent.resolve()),
     )
-    if place.store_address != ENVIRONMENT_STORE:
-        _use_interface(place.store_address.rpartition(":")[0])
     reporter = LineReporter(stream) if worker.is_first else SilentReporter()
     reporter.note(f"rank {place.rank} of {place.world_size} by {place.source}, on {device.device}: {device.reason}")
     try:
+        worker, found = met(worker, workspace=workspace)
+        reporter.note(str(found))
         return train(worker, job, reporter=reporter)
     except Exception as error:  # a rank's boundary: its error says what it is and whose
         raise as_pipeline_error(error, rank=worker.rank) from error
@@ -157,24 +155,3 @@ def _ranks_here(environment: Mapping[str, str], world_size: int) -> int:
         if number.isdigit():
             return int(number)
     return 1 if "JOB_COMPLETION_INDEX" in environment else world_size  # one pod, one rank
-
-
-def _use_interface(host: str) -> None:
-    """Collectives take the interface of the route to rank 0: a host name may resolve to loopback on one machine only.
-
-    A variable that the user has set stays.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 9))  # sends nothing; the system chooses the route
-        except OSError as error:
-            raise ParameterError(
-                f"rank 0's host {host!r} cannot be reached from {socket.gethostname()}: {error}",
-                hint="MASTER_ADDR must be a name or address of rank 0's node that every node resolves",
-            ) from error
-        address = probe.getsockname()[0]
-    for interface, addresses in psutil.net_if_addrs().items():
-        if any(one.address == address for one in addresses):
-            for name in _INTERFACES:
-                os.environ.setdefault(name, interface)
-            return

@@ -26,6 +26,7 @@ from pipeline.errors import ClusterError, FailureClass, PipelineError
 from pipeline.training.device import DeviceChoice
 from pipeline.training.failure import LostContactError, as_pipeline_error, read_fatal, record_fatal
 from pipeline.training.launch.outage import make_way, record
+from pipeline.training.launch.preflight import met
 from pipeline.training.launch.ray_elastic import make_policy
 from pipeline.training.launch.ray_gang import GangEnd, GangRequest, Host, Meeting, run_gang
 from pipeline.training.loop import TrainResult, train
@@ -173,6 +174,8 @@ def _enter_rank(launch: _Launch) -> TrainResult | None:
         store.create(f"{_WORLDS}/{meeting.placed_at:020.6f}-{worker.world_size}", b"")
     try:
         with _reporting(launch, worker) as reporter:
+            worker, found = met(worker, workspace=launch.job.workspace)
+            reporter.note(str(found))
             return train(worker, launch.job, reporter=reporter)
     except Exception as error:  # the boundary: whatever a rank raises is classified here
         meant = as_pipeline_error(error, rank=worker.rank)
