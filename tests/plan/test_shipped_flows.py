@@ -10,7 +10,7 @@ from pipeline.stages.model_identity import digests
 from pipeline.stages.parameters import TrainFsdpParameters
 
 FLOWS = Path(__file__).resolve().parents[2] / "flows"
-NEEDED = {"embeddings.yaml": ("source=somewhere",), "canary.yaml": ("source=somewhere",)}
+NEEDED = {name: ("source=somewhere",) for name in ("embeddings.yaml", "canary.yaml", "finetune.yaml")}
 """Parameters without a default."""
 
 

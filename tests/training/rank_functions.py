@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from pipeline.data.packed import PackedDataset
 from pipeline.training.checkpoints.commit import CheckpointCommit
+from pipeline.training.config import MeshSizes
 from pipeline.training.loop import TrainResult, take_step, train
 from pipeline.training.reporter import SilentReporter
 from pipeline.training.session import TrainJob, open_session
@@ -165,9 +166,11 @@ def fail_on_rank(worker: WorkerContext, rank: int, how: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuned:
-    """What a rank saw of five trainings that start from stored weights."""
+    """What a rank saw of trainings that start from stored weights."""
 
     full: TrainResult
+    cut: list[TrainResult]
+    """The same weights on a tensor axis, and as a pipeline."""
     straight: TrainResult
     resumed: TrainResult
     without_dropout: TrainResult
@@ -184,6 +187,11 @@ def fine_tuned_on_ranks(
     with joined(worker):
         inner = replace(worker, store_address=None)
         of_all = train(inner, full, reporter=SilentReporter())
+        cut = []
+        for axis in ("tensor", "pipeline"):
+            config = replace(full.config, mesh=MeshSizes(**{axis: 2}), steps=1)
+            job = replace(full, config=config, workspace=f"{full.workspace}-{axis}")
+            cut.append(train(inner, job, reporter=SilentReporter()))
         first = train(inner, straight, reporter=SilentReporter())
         stopped = replace(resumed, open_dataset=functools.partial(StoppingRows, Path(rows), stop_at=4))
         try:
@@ -205,6 +213,7 @@ def fine_tuned_on_ranks(
     held = sum(parameter.to_local().nbytes for parameter in session.model.parameters())
     return FineTuned(
         full=of_all,
+        cut=cut,
         straight=first,
         resumed=second,
         without_dropout=third,

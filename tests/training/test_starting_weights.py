@@ -149,6 +149,10 @@ def test_two_ranks_train_as_one_and_hold_their_shards_alone(
     )
     alone, _ = train_recorded(one_rank, fine_tune("alone"))
     assert ranks[0].full.state.validation_loss == pytest.approx(alone.state.validation_loss, rel=FLOAT32_TOLERANCE)
+    for cut in ranks[0].cut:
+        assert cut.state.initial_validation_loss == pytest.approx(
+            alone.state.initial_validation_loss, rel=FLOAT32_TOLERANCE
+        )
 
     assert ranks[0].resumed.resumed_from_step == 3
     ours = stored_tensors(tmp_path / "straight", ranks[0].straight.commit)

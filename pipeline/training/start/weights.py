@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.futures import Future
 
 from pipeline.errors import CheckpointError, nearest_name
+from pipeline.training.parallel.pipeline import PipelineModel
 from pipeline.training.parallel.tied_parameters import tied_names
 
 _WRAPPED = ".base_layer."
@@ -164,10 +165,12 @@ def give_memory(model: nn.Module, *, device: torch.device) -> None:
     """Memory for parameters on the meta device. Buffers keep their values: no file holds those that are computed."""
     if not any(parameter.is_meta for parameter in model.parameters()):
         return
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    model.to_empty(device=device)
-    for name, buffer in model.named_buffers():
-        buffer.copy_(buffers[name])
+    # FSDP notices new memory where it is applied: on the stages of a pipeline, not on what holds them together.
+    for part in [stage.module for stage in model.stages] if isinstance(model, PipelineModel) else [model]:
+        buffers = {name: buffer.clone() for name, buffer in part.named_buffers()}
+        part.to_empty(device=device)
+        for name, buffer in part.named_buffers():
+            buffer.copy_(buffers[name])
 
 
 class _WeightsReader(dcp.StorageReader):

@@ -96,11 +96,16 @@ def check_lora(config: TrainConfig, *, has_weights: bool) -> None:
             "lora: adapters are trained on weights that exist, and `initial` names none",
             hint="name a checkpoint with `initial`, or leave `lora` out",
         )
-    excluded = {"ema": config.ema is not None, "freeze": bool(config.freeze)}
+    excluded = {
+        "ema": config.ema is not None,
+        "freeze": bool(config.freeze),
+        "mesh.tensor": config.mesh.tensor > 1,
+        "mesh.pipeline": config.mesh.pipeline > 1,
+    }
     given = [name for name, is_given in excluded.items() if is_given]
     if given:
         raise ParameterError(
-            f"lora trains its adapters alone and hands on what they make of `initial`; it excludes {', '.join(given)}",
+            f"lora trains its adapters alone, on whole layers; it excludes {', '.join(given)}",
             hint=f"leave out {' and '.join(given)}, or `lora`",
         )
 
