@@ -86,6 +86,8 @@ def _shortened(config: TrainConfig, *, steps: int, checkpoint_every: int) -> Tra
         config,
         steps=steps,
         checkpoint_every_steps=checkpoint_every,
+        checkpoint_interval_seconds=None,
+        checkpoint_async=False,  # so that a kill finds the checkpoint before it, and not by chance
         validate_every_steps=steps,
         log_every_steps=1,
         decay_steps=None,  # of a longer run

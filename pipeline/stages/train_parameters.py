@@ -4,7 +4,7 @@ Owns their names, types, defaults, units and ranges. Knows nothing of how a mode
 cannot change which steps are taken, or what they compute, stays out of the fingerprint.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -94,14 +94,14 @@ class TrainFsdpParameters(Parameters):
     )
     mesh: MeshParameters = Field(
         default_factory=MeshParameters,
-        description="Axes that cut the model itself, for llama, mistral, qwen2 and qwen3. The workers that they leave are "
-        "data ranks.",
+        description="Axes that cut the model itself, for llama, mistral, qwen2 and qwen3. The workers that they leave "
+        "are data ranks.",
         json_schema_extra=NOT_IDENTITY,
     )
     precision: Literal["float32", "bfloat16", "float16", "float8"] = Field(
         "float32",
-        description="Compute dtype; parameters, reductions and optimizer stay float32. bfloat16 needs CUDA; float16 scales "
-        "the loss; float8 computes the matrix products of blocks in it, the rest in bfloat16.",
+        description="Compute dtype; parameters, reductions and optimizer stay float32. bfloat16 needs CUDA; float16 "
+        "scales the loss; float8 computes the matrix products of blocks in it, the rest in bfloat16.",
     )
     offload: Literal["none", "optimizer", "all"] = Field(
         "none",
@@ -116,7 +116,33 @@ class TrainFsdpParameters(Parameters):
     )
     compile: bool = Field(False, description="torch.compile each block.")
     checkpoint_every_steps: int = Field(50, ge=1, description="Steps between committed checkpoints.")
-    keep_checkpoints: int = Field(2, ge=1, description="Committed checkpoints kept while training.")
+    checkpoint_interval_seconds: Literal["auto"] | Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="Seconds between checkpoints, instead of `checkpoint_every_steps`; auto takes what loses the least "
+        "time by Young's formula, sqrt(2 x measured stall x mean time to failure of all devices).",
+        json_schema_extra=NOT_IDENTITY,
+    )
+    device_mttf_hours: float = Field(
+        8090.0,
+        gt=0.0,
+        description="auto: mean time to failure of one device; the default is 7.9 h measured with 1024 GPUs.",
+        json_schema_extra=NOT_IDENTITY,
+    )
+    checkpoint_async: bool = Field(
+        True,
+        description="Training goes on once its state is copied to host memory; the checkpoint is written and committed "
+        "meanwhile. One at a time: the next one waits.",
+        json_schema_extra=NOT_IDENTITY,
+    )
+    checkpoint_timeout_seconds: float = Field(
+        1800.0,
+        gt=0.0,
+        description="A rank waits so long for another one's part of a checkpoint.",
+        json_schema_extra=NOT_IDENTITY,
+    )
+    keep_checkpoints: int = Field(
+        2, ge=1, description="Committed checkpoints kept while training; what was not committed does not count."
+    )
     validate_every_steps: int = Field(50, ge=1, description="Steps between validation losses.")
     validation_sequences: int = Field(
         64, ge=1, description="Held-out rows (sequences or examples) in one validation loss."

@@ -24,6 +24,7 @@ OptimizerName = Literal["adamw", "muon"]
 PipelineSchedule = Literal["1f1b", "gpipe", "interleaved"]
 Positive = Annotated[int, Field(ge=1)]
 """The ranges hold where a config comes from a file; a flow's are those of `train.fsdp`."""
+PositiveSeconds = Annotated[float, Field(gt=0)]
 DEFAULT_TOKENS = 8192
 DEFAULT_EXAMPLES = 64
 DECAY_FRACTION = 5
@@ -37,6 +38,10 @@ _NOT_IDENTITY = frozenset(
         "activation_checkpointing",
         "compile",
         "checkpoint_every_steps",
+        "checkpoint_interval_seconds",
+        "device_mttf_hours",
+        "checkpoint_async",
+        "checkpoint_timeout_seconds",
         "keep_checkpoints",
         "validate_every_steps",
         "validation_sequences",
@@ -156,6 +161,14 @@ class TrainConfig:
     activation_checkpointing: ActivationCheckpointing = "none"
     compile: bool = False
     checkpoint_every_steps: Positive = 50
+    checkpoint_interval_seconds: Literal["auto"] | PositiveSeconds | None = None
+    """By the clock instead of by steps; auto is Young's formula."""
+    device_mttf_hours: PositiveSeconds = 8090.0
+    """Mean time to failure of one device, of which auto makes that of all."""
+    checkpoint_async: bool = True
+    """Train on while a checkpoint is written."""
+    checkpoint_timeout_seconds: PositiveSeconds = 1800.0
+    """A rank waits so long for another one's bytes to be written."""
     keep_checkpoints: Positive = 2
     validate_every_steps: Positive = 50
     validation_sequences: Positive = 64

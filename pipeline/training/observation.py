@@ -44,6 +44,9 @@ def report_step(session: Session, reporter: Reporter, outcome: StepOutcome, *, d
     values |= session.task.epochs(
         done + session.guard.non_finite.data_offset, plan=session.plan, seed=session.config.seed
     )
+    age = session.checkpointer.history.age_seconds()
+    if age is not None:
+        values["checkpoint_age_seconds"] = age
     if session.loss_scale is not None:
         values["loss_scale"] = session.loss_scale.value
     mfu = session.speed.mfu(rate)

@@ -185,11 +185,11 @@ class Checkpointer:
         is_flying = self._flight is not None and not self._flight.is_over
         return self.history.is_due(now=time.monotonic(), is_flying=is_flying)
 
-    def report(self, reporter: Reporter, *, step: int) -> None:
-        """Tell of saves that have ended; `step` is the number of steps done now."""
+    def report(self, reporter: Reporter) -> None:
+        """Tell of saves that have ended."""
         if self._flight is not None and self._flight.is_over:
             self._land()
-        self.history.report(reporter, step=step)
+        self.history.report(reporter)
 
     def _land(self) -> None:
         flight, self._flight = self._flight, None

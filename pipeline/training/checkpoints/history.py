@@ -74,8 +74,12 @@ class SaveHistory:
             self._is_put_off = True
         return not is_flying
 
-    def report(self, reporter: Reporter, *, step: int) -> None:
-        """Tell of saves that have ended since the last report, and how old the newest commit is after `step` steps."""
+    def age_seconds(self) -> float | None:
+        """Time since the newest commit, which is what a failure now would lose; None where there is none."""
+        return None if self.newest is None else time.time() - self.newest.created_at
+
+    def report(self, reporter: Reporter) -> None:
+        """Tell of saves that have ended since the last report."""
         for landing in self._untold:
             values = {"checkpoint_stall_seconds": landing.stall_seconds, "save_skipped": float(self._num_skipped)}
             if landing.written is not None:
@@ -90,5 +94,3 @@ class SaveHistory:
                 )
             reporter.metrics(values, step=landing.step)
         self._untold.clear()
-        if self.newest is not None:
-            reporter.metrics({"checkpoint_age_seconds": time.time() - self.newest.created_at}, step=step)
