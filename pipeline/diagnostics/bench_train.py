@@ -5,19 +5,21 @@ is printed, and one that could not be measured says why and fails.
 """
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pipeline.diagnostics import bench_train_speed as speed
+from pipeline.diagnostics import bench_train_cluster, bench_train_recovery, bench_train_speed, bench_train_stall
 from pipeline.diagnostics.bench_result import BenchResult, BenchRow, machine_facts
-from pipeline.diagnostics.bench_train_material import Material
+from pipeline.diagnostics.bench_train_material import Material, Measured
 from pipeline.errors import PipelineError, UsageError, nearest_name
 
-Group = Callable[[Material], Sequence[BenchRow]]
-GROUPS: Mapping[str, Group] = {
-    "speed": speed.measure,
+GROUPS: Mapping[str, Callable[[Material], Measured]] = {
+    "speed": bench_train_speed.measure,
+    "stall": bench_train_stall.measure,
+    "recovery": bench_train_recovery.measure,
+    "ray": bench_train_cluster.measure,
 }
 _PACKAGES = ("torch", "transformers", "accelerate", "lightning-fabric", "ray")
 
@@ -42,16 +44,18 @@ def run(
     """
     names = chosen(only)
     rows: list[BenchRow] = []
+    details: list[Mapping[str, str]] = []
     machine = machine_facts() | {"rounds": rounds} | {name: _version(name) for name in _PACKAGES}
     with tempfile.TemporaryDirectory(prefix="pipeline-bench-") as scratch:
         material = adapt(Material(work=Path(scratch), rounds=rounds, notice=notice))
         for name in names:
             notice(f"measuring {name}")
             made = _measured(name, material)
-            rows += made
-            for row in made:
+            rows += made.rows
+            details += made.details
+            for row in made.rows:
                 notice(f"  {row.name}: {_told(row)}")
-    return BenchResult(machine=machine, rows=tuple(rows))
+    return BenchResult(machine=machine, rows=tuple(rows), details=tuple(details))
 
 
 def chosen(only: str) -> tuple[str, ...]:
@@ -71,11 +75,12 @@ def chosen(only: str) -> tuple[str, ...]:
     return names
 
 
-def _measured(name: str, material: Material) -> Sequence[BenchRow]:
+def _measured(name: str, material: Material) -> Measured:
     try:
         return GROUPS[name](material)
     except PipelineError as error:
-        return [BenchRow(name=name, unit="-", ours=None, peer_name="-", peer=None, bar=1.0, note=str(error))]
+        row = BenchRow(name=name, unit="-", ours=None, peer_name="-", peer=None, bar=1.0, note=str(error))
+        return Measured(rows=(row,))
 
 
 def _told(row: BenchRow) -> str:

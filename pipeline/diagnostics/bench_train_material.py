@@ -5,7 +5,7 @@ are written once a run, from the source text of the standard library, which ever
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from pipeline.data.packed import PackedDataset
 from pipeline.data.packing import PackingPlan, write_dataset
 from pipeline.data.sources import STDLIB, read_documents
 from pipeline.data.split import choose, split
+from pipeline.diagnostics.bench_result import BenchRow
 from pipeline.training.config import TrainConfig
 from pipeline.training.session import TrainJob
 from pipeline.training.tasks.model import read_model_config
@@ -25,6 +26,15 @@ CHECKPOINT_EVERY_STEPS = 50
 """The default of `train.fsdp`."""
 _MODEL = Path(__file__).resolve().parents[2] / "configs" / "models" / "llama-8m.json"
 _TEXT_BYTES = 2_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What a group found."""
+
+    rows: tuple[BenchRow, ...]
+    details: tuple[Mapping[str, str], ...] = ()
+    """`row`, `part`, `figure`: what a row is made of."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

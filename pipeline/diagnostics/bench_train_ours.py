@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from pipeline.stages.reporting import BufferedReporter
 from pipeline.training.loop import advance, initial_state
@@ -41,8 +43,22 @@ class OurLoop:
         }
 
     def save(self) -> None:
-        """Write and commit a checkpoint."""
+        """Write and commit a checkpoint, and wait for it."""
         self._session.checkpointer.save(replace(self._state, step=self._taken))
+
+    def begin_save(self) -> None:
+        """Begin a checkpoint as training does: from here to its return is the stall."""
+        self._session.checkpointer.begin(replace(self._state, step=self._taken))
+
+    def advance_and_drain(self, steps: int) -> None:
+        """Take optimizer steps and wait for the save on its way."""
+        self.advance(steps)
+        self._session.checkpointer.drain()
+
+    def save_plainly(self, directory: str) -> None:
+        """What a loop without ours does: the same state through DCP, waiting for it; no hashes, votes or commit."""
+        model, optimizer = get_state_dict(self._session.model, self._session.optimizer)
+        dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=directory)
 
     def barrier(self) -> None:
         """Wait for all ranks."""

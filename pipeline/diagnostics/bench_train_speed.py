@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from pipeline.diagnostics.bench_result import BenchRow
 from pipeline.diagnostics.bench_train_gang import Gang
-from pipeline.diagnostics.bench_train_material import CHECKPOINT_EVERY_STEPS, Material
+from pipeline.diagnostics.bench_train_material import CHECKPOINT_EVERY_STEPS, Material, Measured
 from pipeline.diagnostics.bench_turns import Figures, Measure, RowSpec, make_row, take_turns
 from pipeline.errors import PipelineError, StageError
 
@@ -39,7 +39,7 @@ _TURNS_A_ROUND = 2
 _SPEED = "tokens_per_second"
 
 
-def measure(material: Material) -> list[BenchRow]:
+def measure(material: Material) -> Measured:
     """Tokens per second of every side, on ranks with one thread each."""
     present = {name: loop for name, loop in SIDES.items() if name not in _NEEDS or find_spec(_NEEDS[name])}
     with ExitStack() as stack:
@@ -64,7 +64,7 @@ def measure(material: Material) -> list[BenchRow]:
         spec = RowSpec(name=f"speed, {size}", unit="tokens/s", metric=_SPEED, peers={name: shown}, bar=bar)
         missing = BenchRow(name=spec.name, unit=spec.unit, ours=None, peer_name=shown, peer=None, bar=bar)
         rows.append(make_row(spec, measured=measured) if name in present else missing)
-    return rows
+    return Measured(rows=tuple(rows))
 
 
 def _compare(gangs: Mapping[str, Gang], material: Material) -> dict[str, str]:
