@@ -36,7 +36,8 @@ class WaitingError(StalledError):
     """A rank made no progress in work that it does together with others; another rank may be why."""
 
 
-_CONSEQUENCES = (LostContactError, WaitingError)
+_CONSEQUENCES = (WaitingError, LostContactError)
+"""The likelier cause first: a rank that only waits for others loses contact before its watchdog ends it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,13 +55,18 @@ def is_consequence(error: BaseException) -> bool:
     return isinstance(error, _CONSEQUENCES)
 
 
+def _remoteness(error: PipelineError) -> int:
+    """0 for a cause, more for what is the less likely one."""
+    return next((place for place, kind in enumerate(_CONSEQUENCES, start=1) if isinstance(error, kind)), 0)
+
+
 def first_failure(failures: Sequence[RankFailure]) -> PipelineError:
     """The error of the rank that failed first, with those of the others folded into a line each.
 
     What may be a consequence comes after what is none, whenever it was raised: a rank that lost contact with a dead one
     is often heard first.
     """
-    cause, *others = sorted(failures, key=lambda item: (is_consequence(item.error), item.at))
+    cause, *others = sorted(failures, key=lambda item: (_remoteness(item.error), item.at))
     lines = {
         f"rank {item.rank}: {type(item.error).__name__}: {item.error.message.splitlines()[0]}"
         for item in others

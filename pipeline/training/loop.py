@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pipeline.artifacts.store import open_store
-from pipeline.errors import Interrupted, PreemptedError, StageError
+from pipeline.errors import CheckpointError, Interrupted, PreemptedError, StageError
 from pipeline.training.checkpoints.checkpoint import Resumed, TrainingState
 from pipeline.training.checkpoints.commit import CheckpointCommit
 from pipeline.training.failure import is_out_of_memory
 from pipeline.training.faults import failpoints
 from pipeline.training.faults.guard import make_watchdog
 from pipeline.training.faults.out_of_memory import memory_error, note_smaller
-from pipeline.training.faults.requests import ENDING, Flag, answered, listening, reason_of
+from pipeline.training.faults.requests import ENDING, Flag, answered, ask, listening, reason_of
 from pipeline.training.observation import AskedToEndError, make_state, report_step, validate
 from pipeline.training.reporter import Reporter
 from pipeline.training.session import Session, TrainJob, open_session
@@ -71,7 +71,11 @@ def train(worker: WorkerContext, job: TrainJob, *, reporter: Reporter) -> TrainR
         session = open_session(worker, job, watchdog=watchdog)
         session.guard.restart.entered_at = entered_at
         session.guard.restart.ready_at = time.time()
-        with _enough_memory(session, job), session.guard.heart.beating() if worker.is_first else _quiet():
+        with (
+            _enough_memory(session, job),
+            session.guard.heart.beating() if worker.is_first else _quiet(),
+            contextlib.closing(session.checkpointer),
+        ):
             return _run(session, reporter)
 
 
@@ -88,6 +92,8 @@ def advance(
     step = state.step
     while step < until:
         session.speed.start()
+        if session.worker.is_first and session.checkpointer.is_due():
+            ask(Flag.SAVE, reason="checkpoint_interval_seconds")
         guard.begin_step(step)
         outcome = take_step(session, step)
         word = guard.end_step(done=step + 1, is_finite=outcome.is_finite)
@@ -103,6 +109,7 @@ def advance(
         recovery = guard.recovered(done=step, is_last=step == session.config.steps)
         if recovery:
             reporter.metrics(recovery, step=step)
+        session.checkpointer.report(reporter)
         state, made = _observe(session, reporter, outcome, state=state, done=step, word=word)
         commit = made or commit
     return state, commit
@@ -131,7 +138,7 @@ def _run(session: Session, reporter: Reporter) -> TrainResult:
     else:
         state, commit = resumed.state, resumed.commit
         guard.restart.loaded_at = time.time()
-        guard.resumed_step, guard.committed_at = state.step, commit.created_at
+        guard.resumed_step = state.step
         reporter.note(f"resumed from the checkpoint of step {state.step}")
     first_step = state.step
     guard.heart.beat(first_step)
@@ -165,8 +172,9 @@ def _observe(
     """
     config, guard = session.config, session.guard
     last = done == config.steps
+    by_steps = config.checkpoint_interval_seconds is None and done % config.checkpoint_every_steps == 0
     # A commit among steps that were not finite is no good one to go back to.
-    saves = last or (done % config.checkpoint_every_steps == 0 and outcome.is_finite) or bool(word)
+    saves = last or (by_steps and outcome.is_finite) or bool(word)
     validates = last or done % config.validate_every_steps == 0
     if not (saves or validates or done == 1 or done % config.log_every_steps == 0):
         return state, None
@@ -180,7 +188,7 @@ def _observe(
             state = replace(state, validation=_validated(session, reporter, done=done))
         except AskedToEndError as asked:
             word, saves = word | asked.word, True
-    commit = _save(session, state) if saves else None
+    commit = _save(session, state, waits=last or bool(word & ENDING)) if saves else None
     answered(word & Flag.SAVE)
     if word & ENDING and not (last and not guard.validation_due):
         raise _ending(session, word, commit=commit, done=done)
@@ -195,7 +203,7 @@ def _validate_and_save(
         state = replace(state, validation=_validated(session, reporter, done=state.step))
     except AskedToEndError as asked:
         raise _ending(session, asked.word, commit=None, done=state.step) from None
-    return state, _save(session, state) if saves else None
+    return state, _save(session, state, waits=True) if saves else None
 
 
 def _validated(session: Session, reporter: Reporter, *, done: int) -> dict[str, float]:
@@ -205,10 +213,13 @@ def _validated(session: Session, reporter: Reporter, *, done: int) -> dict[str, 
     return values
 
 
-def _save(session: Session, state: TrainingState) -> CheckpointCommit:
+def _save(session: Session, state: TrainingState, *, waits: bool) -> CheckpointCommit | None:
+    """Begin a checkpoint, and wait for its commit where nothing else is left to do; the newest one."""
     session.guard.watchdog.waits_for("a checkpoint")
     failpoints.reach(failpoints.Place.SAVE, step=state.step)
-    commit = session.checkpointer.save(state)
+    session.guard.heart.saving(state.step)
+    session.checkpointer.begin(state)
+    commit = session.checkpointer.drain() if waits else session.checkpointer.history.newest
     session.guard.watchdog.progress()
     return commit
 
@@ -230,6 +241,8 @@ def _after_bad_step(session: Session, reporter: Reporter, outcome: StepOutcome, 
         return None
     if counts.policy.then == "rollback":
         before = replace(counts)
+        with contextlib.suppress(CheckpointError):  # that a save failed is no reason not to go back to one before it
+            session.checkpointer.drain()
         resumed = session.checkpointer.resume(reporter, identity=config.identity())
         if resumed is not None and counts.roll_back(before, to=resumed.state.step, step=step):
             reporter.note(f"{found} ({where}); back to step {resumed.state.step}, and on with the rows after these")
@@ -249,7 +262,7 @@ def _ending(session: Session, word: Flag, *, commit: CheckpointCommit | None, do
     kept = f"{commit.key.prefix} is committed" if commit is not None else "there was nothing new to commit"
     asked = session.guard.agreement.gather(reason_of(flag))
     why = ", ".join(f"rank {rank} by {reason}" for rank, reason in enumerate(asked) if reason)
-    text = f"training ended after step {done} of {session.config.steps}: {why} was asked to; {kept}"
+    text = f"training ended after step {done} of {session.config.steps}; asked: {why}; {kept}"
     answered(ENDING)
     if flag is Flag.STOP:
         return Interrupted(text, hint="run it again to go on from there")

@@ -42,3 +42,5 @@ def test_of_two_causes_the_earlier_one_is_shown_and_the_same_words_only_once() -
     same = [failure(rank, PreemptedError("make way"), float(rank)) for rank in (0, 1)]
     assert first_failure(same).message == "make way"
     assert not is_consequence(same[0].error)
+    lost = [failure(1, LostContactError("rank 1 lost contact"), 1.0), failure(0, WaitingError("rank 0, storage"), 2.0)]
+    assert first_failure(lost).message.startswith("rank 0, storage")

@@ -18,13 +18,13 @@ from pipeline.training.faults.recovery import (
     recovery_metrics,
 )
 
-PULSE = Pulse(generation=1, step=12, at=100.0, started_at=40.0)
+PULSE = Pulse(generation=1, step=12, at=100.0, started_at=40.0, saves=((6, 94.0), (9, 97.0)))
 RESTART = Restart(entered_at=104.0, ready_at=105.0, loaded_at=105.5, first_step_at=106.5, new_step_at=108.5)
 
 
 def test_the_parts_add_up_to_the_whole() -> None:
     lost = Lost(pulse=PULSE, outage=Outage(noticed_at=101.0, torn_down_at=101.25))
-    found = recovery_metrics(lost, RESTART, resumed_step=9, committed_at=97.0)
+    found = recovery_metrics(lost, RESTART, resumed_step=9)
     assert found == {
         "rto_detect_seconds": 1.0,
         "rto_teardown_seconds": 0.25,
@@ -40,9 +40,11 @@ def test_the_parts_add_up_to_the_whole() -> None:
 
 
 def test_what_nobody_measured_is_left_out() -> None:
-    found = recovery_metrics(Lost(pulse=PULSE, outage=None), RESTART, resumed_step=12, committed_at=100.5)
+    found = recovery_metrics(Lost(pulse=PULSE, outage=None), RESTART, resumed_step=12)
     assert not {"rto_detect_seconds", "rto_teardown_seconds", "rto_schedule_seconds"} & set(found)
     assert (found["rpo_steps"], found["rpo_seconds"]) == (0.0, 0.0)
+    from_start = recovery_metrics(Lost(pulse=PULSE, outage=None), RESTART, resumed_step=0)
+    assert (from_start["rpo_steps"], from_start["rpo_seconds"]) == (12.0, 60.0)
 
 
 def test_only_a_gang_that_did_not_finish_has_lost_something(tmp_path: Path) -> None:
@@ -51,12 +53,14 @@ def test_only_a_gang_that_did_not_finish_has_lost_something(tmp_path: Path) -> N
     heart = Heart(store=store, generation=3)
     with pytest.raises(KeyError), heart.beating():
         heart.beat(4)
+        heart.saving(4)
         heart.beat(5)
         raise KeyError
     record_outage(store, Outage(noticed_at=time.time(), torn_down_at=time.time()))
     lost = find_lost(store)
     assert lost is not None
     assert (lost.pulse.generation, lost.pulse.step, lost.pulse.ended) == (3, 5, False)
+    assert [step for step, _ in lost.pulse.saves] == [4]
     assert lost.outage is not None
     finished = Heart(store=store, generation=4)
     with finished.beating():

@@ -48,7 +48,6 @@ class Guard:
     validation_due: bool = False
     """True in the checkpoint of a validation that was cut short."""
     resumed_step: int = 0
-    committed_at: float | None = None
     _was_finite: bool = field(default=True)
 
     @classmethod
@@ -109,8 +108,7 @@ class Guard:
             return {}
         self.restart.new_step_at = now
         lost, self.lost = self.lost, None
-        committed_at = lost.pulse.started_at if self.committed_at is None else self.committed_at
-        return recovery_metrics(lost, self.restart, resumed_step=self.resumed_step, committed_at=committed_at)
+        return recovery_metrics(lost, self.restart, resumed_step=self.resumed_step)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""

@@ -30,6 +30,7 @@ _PULSE = "recovery/pulse.json"
 _OUTAGE = "recovery/outage.json"
 _LOCAL_BEAT_SECONDS = 0.2
 _REMOTE_BEAT_SECONDS = 2.0
+_SAVES = 8
 _LAST_BEAT_SECONDS = 2.0
 """Storage that hangs does not keep a rank from ending."""
 
@@ -45,6 +46,8 @@ class Pulse:
     """Seconds since the epoch, of the end of that step."""
     started_at: float
     """Seconds since the epoch, of the first step of that gang."""
+    saves: tuple[tuple[int, float], ...] = ()
+    """Step and time of the states that it last began to save; a commit may be later."""
     ended: bool = False
     """True where training was finished; nothing has to be recovered then."""
 
@@ -76,14 +79,13 @@ class Restart:
     new_step_at: float = 0.0
 
 
-def recovery_metrics(lost: Lost, restart: Restart, *, resumed_step: int, committed_at: float) -> dict[str, float]:
+def recovery_metrics(lost: Lost, restart: Restart, *, resumed_step: int) -> dict[str, float]:
     """The parts of the recovery time and what was lost.
 
     Args:
         lost: what the old gang and the executor left.
         restart: marks of the new gang, all of them set.
         resumed_step: step of the commit that was resumed from; 0 where there was none.
-        committed_at: when that commit was made; the old gang's start where there was none.
     """
     pulse, outage = lost.pulse, lost.outage
     marks = [("init", restart.ready_at), ("load", restart.loaded_at)]
@@ -99,7 +101,10 @@ def recovery_metrics(lost: Lost, restart: Restart, *, resumed_step: int, committ
     for name, at in marks:
         parts[f"rto_{name}_seconds"], before = at - before, at
     parts["rpo_steps"] = float(max(0, pulse.step - resumed_step))
-    parts["rpo_seconds"] = max(0.0, pulse.at - committed_at) if parts["rpo_steps"] else 0.0
+    if parts["rpo_steps"]:
+        parts["rpo_seconds"] = pulse.at - dict(pulse.saves).get(resumed_step, pulse.started_at)
+    else:
+        parts["rpo_seconds"] = 0.0
     return {name: max(0.0, value) for name, value in parts.items()}
 
 
@@ -123,7 +128,12 @@ MarkT = TypeVar("MarkT", Pulse, Outage)
 
 def _read(store: Store, key: str, kind: type[MarkT]) -> MarkT | None:
     data = store.read(key)
-    return None if data is None else kind(**json.loads(data))
+    if data is None:
+        return None
+    fields = json.loads(data)
+    if "saves" in fields:
+        fields["saves"] = tuple((step, at) for step, at in fields["saves"])
+    return kind(**fields)
 
 
 @dataclass(kw_only=True)
@@ -133,6 +143,7 @@ class Heart:
     store: Store
     generation: int
     _started_at: float = 0.0
+    _saves: tuple[tuple[int, float], ...] = ()
     _pulse: Pulse | None = None
     _written: Pulse | None = None
     _over: threading.Event = field(default_factory=threading.Event)
@@ -141,7 +152,13 @@ class Heart:
         """Say that `step` steps are done."""
         now = time.time()
         self._started_at = self._started_at or now
-        self._pulse = Pulse(generation=self.generation, step=step, at=now, started_at=self._started_at)
+        self._pulse = Pulse(
+            generation=self.generation, step=step, at=now, started_at=self._started_at, saves=self._saves
+        )
+
+    def saving(self, step: int) -> None:
+        """Say that the state of now, of `step` steps, is being saved."""
+        self._saves = (*self._saves[1 - _SAVES :], (step, time.time()))
 
     @contextlib.contextmanager
     def beating(self) -> Iterator[None]:
