@@ -39,6 +39,7 @@ class RayAttempt:
                 num_cpus=asked.cpus,
                 num_gpus=asked.gpus,
                 memory=asked.memory_bytes or None,
+                label_selector=dict(asked.labels) or None,
                 max_concurrency=8,
                 max_restarts=0,
                 name=self._name,

@@ -182,7 +182,7 @@ class StageRun:
         run = stage.kind.run
         if isinstance(parameters, PythonCallParameters):
             framework, run = Framework(parameters.framework), parameters.call
-        none = replace(self._resources, cpus=0.0, gpus=0.0, memory_bytes=0)
+        none = replace(self._resources, cpus=0.0, gpus=0.0, memory_bytes=0, labels={})
         return WorkRequest(
             kind=stage.kind.name,
             run=run,

@@ -82,7 +82,8 @@ def _changes(spec: FallbackSpec, after: ResolvedStage, *, before: ResolvedStage)
     given = after.resources
     workers: Any = given.workers if given.min_workers is None else {"min": given.min_workers, "max": given.workers}
     memory = str(given.memory_bytes)
-    resources = {"workers": workers, "cpus": given.cpus, "gpus": given.gpus, "memory": memory}
+    labels = dict(given.labels)
+    resources = {"workers": workers, "cpus": given.cpus, "gpus": given.gpus, "memory": memory, "labels": labels}
     found: dict[str, Mapping[str, Any]] = {}
     if "with" in spec.changed:
         found["with"] = {entry.name: after.display[entry.name] for entry in spec.changed["with"].entries}

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pipeline.errors import Position, Problem, SpecError, nearest_name
 from pipeline.plan.fallback import with_fallbacks
 from pipeline.plan.inputs import accepted_types, source_paths
-from pipeline.plan.stage import ResolvedStage
+from pipeline.plan.stage import ResolvedStage, resources_of
 from pipeline.spec.check import check
 from pipeline.spec.flow import FlowSpec, StageSpec, WrittenReference
 from pipeline.spec.load import parse_flow, read_flow
@@ -289,13 +289,11 @@ class _Resolver:
                 allowed=("1",),
                 hint=f"kinds with several workers: {gangs}",
             )
-        return Resources(
-            workers=asked.max_workers,
-            min_workers=asked.min_workers if asked.min_workers < asked.max_workers else None,
-            cpus=kind.default_cpus if asked.cpus is None else asked.cpus,
-            gpus=asked.gpus,
-            memory_bytes=asked.memory_bytes,
-        )
+        if asked.labels and kind.delegates and not kind.gang:
+            found = f"{kind.name} places what it starts itself, and knows no labels"
+            where = spec.position("resources.labels")
+            self._tell("wrong-value", found, path=f"stages.{spec.name}.resources.labels", position=where)
+        return resources_of(asked, kind=kind)
 
     def _source_files(self, spec: StageSpec, *, model: type[Parameters], values: Mapping[str, Any]) -> dict[str, Path]:
         files = {}

@@ -74,6 +74,8 @@ def _resources(stage: ResolvedStage) -> dict[str, Any]:
     made: dict[str, Any] = {"workers": workers, "cpus": given.cpus, "gpus": given.gpus}
     if given.memory_bytes:
         made["memory"] = str(given.memory_bytes)
+    if given.labels:
+        made["labels"] = dict(given.labels)
     return made
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.errors import FailureClass
 from pipeline.spec.gate import Gate
-from pipeline.spec.grammar import RetryPolicy
+from pipeline.spec.grammar import ResourcesSpec, RetryPolicy
 from pipeline.stages.parameters import Parameters
 from pipeline.stages.protocol import Resources
 from pipeline.stages.reference import OutputReference
@@ -57,3 +57,15 @@ class ResolvedStage:
     """In the order they are tried; hops themselves have none."""
     source_files: Mapping[str, Path] = field(default_factory=dict)
     """Files whose content is part of the identity, by parameter name (`model`, `sources.0`)."""
+
+
+def resources_of(asked: ResourcesSpec, *, kind: StageKind) -> Resources:
+    """What a flow asks for, with the kind's default where it does not say."""
+    return Resources(
+        workers=asked.max_workers,
+        min_workers=asked.min_workers if asked.min_workers < asked.max_workers else None,
+        cpus=kind.default_cpus if asked.cpus is None else asked.cpus,
+        gpus=asked.gpus,
+        memory_bytes=asked.memory_bytes,
+        labels=asked.labels,
+    )

@@ -96,6 +96,11 @@ class ResourcesSpec(_Grammar):
         description="GPUs of each worker or replica, may be a fraction; absent, GPUs are used where there are any.",
     )
     memory: str | None = Field(default=None, description="Memory of each worker or replica, for example 2GiB.")
+    labels: dict[str, str] = Field(
+        default_factory=dict,
+        description="Labels that a node must have to run the stage, for example {ray.io/accelerator-type: H100}; "
+        "for gangs and stages in one process.",
+    )
 
     @field_validator("workers")
     @classmethod

@@ -95,6 +95,8 @@ class Resources:
     cpus: float = 0.5
     gpus: float | None = None
     memory_bytes: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that a node must have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

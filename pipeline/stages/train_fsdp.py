@@ -126,6 +126,7 @@ def _gang(
         gpus_per_worker=resources.gpus or 0.0,
         device=device,
         max_worker_failures=context.parameters.max_worker_failures,
+        labels=resources.labels,
         num_threads=max(1, (os.cpu_count() or 1) // sizes.allowed[-1]),
     )
 

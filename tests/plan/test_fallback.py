@@ -13,7 +13,7 @@ FALLBACK = """    fallback:
       - resources: {workers: 1}
         on: [infra, gate]
       - with: {device: cpu, checkpoint_every_steps: 5}
-        resources: {workers: {min: 1, max: 3}}
+        resources: {workers: {min: 1, max: 3}, labels: {ray.io/accelerator-type: L4}}
         timeout_seconds: 60
 """
 
@@ -30,6 +30,7 @@ def test_each_hop_changes_the_stage_as_written(open_text, chain):
     assert (first.stage.resources.workers, first.stage.parameters.device) == (1, "auto")
     assert (second.stage.resources.min_workers, second.stage.resources.workers) == (1, 3)
     assert (second.stage.parameters.device, second.stage.parameters.checkpoint_every_steps) == ("cpu", 5)
+    assert second.stage.resources.labels == {"ray.io/accelerator-type": "L4"}
     assert second.stage.timeout_seconds == 60
     assert first.stage.timeout_seconds is None
     assert (second.stage.needs, second.stage.inputs) == (train.needs, train.inputs)

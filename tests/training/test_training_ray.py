@@ -1,13 +1,18 @@
 """The gang on Ray Train: live reports, restarts that resume, and errors with their own class."""
 
 import functools
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import gang_rows
+import psutil
 import pytest
 import rank_functions
-from rank_functions import OnceStoppingRows, StoppingRows
+import ray
+from gang_rows import OnceFaultyRows
+from rank_functions import StoppingRows
 from ray import cloudpickle
 from ray._private.state import actors
 
@@ -15,10 +20,15 @@ from pipeline.errors import ClusterError, StageError
 from pipeline.stages.protocol import Report
 from pipeline.stages.reporting import BufferedReporter
 from pipeline.training.device import DeviceChoice
+from pipeline.training.fault_policy import FaultPolicy
 from pipeline.training.launch.ray_train import Gang, train_on_ray
 
 pytestmark = pytest.mark.ray
 
+HANG_SECONDS = 6.0
+"""A rank waits so long for one that is stopped."""
+KILL_NOTICED_SECONDS = 6.0
+"""The controller looks four times a second. Measured beside eight busy processes: 0.4 to 2 s."""
 LEFTOVER_SECONDS = 20.0
 """Ray ends an actor some time after its last handle is gone."""
 GANG = Gang(
@@ -34,9 +44,11 @@ GANG = Gang(
 @pytest.fixture(autouse=True, scope="module")
 def rows_travel_by_value():
     """Workers of the cluster cannot import the tests' own modules."""
-    cloudpickle.register_pickle_by_value(rank_functions)
+    for module in (rank_functions, gang_rows):
+        cloudpickle.register_pickle_by_value(module)
     yield
-    cloudpickle.unregister_pickle_by_value(rank_functions)
+    for module in (rank_functions, gang_rows):
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 def series(reports: list[Report], name: str) -> dict[int, float]:
@@ -47,20 +59,37 @@ def series(reports: list[Report], name: str) -> dict[int, float]:
     }
 
 
-def test_a_killed_rank_costs_the_steps_since_the_last_commit(ray_cluster, make_job, token_rows: Path, tmp_path: Path):
-    rows = functools.partial(OnceStoppingRows, token_rows, stop_at=4, rank=1, how="kill", mark=tmp_path / "killed")
+def test_a_killed_and_a_hung_rank_cost_the_steps_since_the_last_commit(
+    ray_cluster, make_job, token_rows: Path, tmp_path: Path
+) -> None:
+    faults = {4: signal.SIGKILL, 5: signal.SIGSTOP}
+    rows = functools.partial(OnceFaultyRows, token_rows, faults=faults, rank=1, marks=tmp_path)
+    policy = FaultPolicy(collective_timeout_seconds=HANG_SECONDS, step_timeout_seconds=60, start_timeout_seconds=120)
     reports: list[Report] = []
-    end = train_on_ray(make_job(open_dataset=rows), gang=GANG, make_reporter=BufferedReporter, deliver=reports.extend)
+    end = train_on_ray(
+        make_job(open_dataset=rows, faults=policy),
+        gang=replace(GANG, max_worker_failures=2),
+        make_reporter=BufferedReporter,
+        deliver=reports.extend,
+    )
     result = end.training
-    assert end.world_sizes == (2, 2)
-    assert (tmp_path / "killed").exists()
+    assert end.world_sizes == (2, 2, 2)
+    pids = [int((tmp_path / name).read_text()) for name in ("SIGKILL", "SIGSTOP")]
     assert result.resumed_from_step == 3
     assert result.state.step == 6
-    assert result.state.world_size == 2
     assert set(series(reports, "loss")) == {1, 2, 3, 4, 5, 6}
     notes = [report.payload["text"] for report in reports if report.kind == "note"]
     assert "resumed from the checkpoint of step 3" in notes
-    assert result.commit.key.generation == 2
+    assert any(note.startswith("pre-flight: 2 ranks reach each other over ") for note in notes)
+    assert result.commit.key.generation == 3
+    killed, hung = recoveries(reports)
+    assert killed["rto_detect_seconds"] < KILL_NOTICED_SECONDS
+    assert hung["rto_detect_seconds"] > HANG_SECONDS
+    for parts in (killed, hung):
+        assert parts["rpo_steps"] == pytest.approx(1, abs=1)
+        assert parts["rto_teardown_seconds"] > 0
+        assert parts["rto_schedule_seconds"] > 0
+    assert [pid for pid in pids if psutil.pid_exists(pid)] == []
     assert_nothing_is_left()
 
 
@@ -80,13 +109,22 @@ def test_a_gang_that_cannot_be_placed_is_a_cluster_error(ray_cluster, make_job) 
         train_on_ray(make_job(), gang=gang, make_reporter=BufferedReporter, deliver=lambda _: None)
 
 
+def recoveries(reports: list[Report]) -> list[dict[str, float]]:
+    """The parts of each recovery, in their order."""
+    return [
+        report.payload for report in reports if report.kind == "metrics" and "rto_schedule_seconds" in report.payload
+    ]
+
+
 def assert_nothing_is_left() -> None:
-    """Every actor of training ends soon after the launch returned."""
+    """Every actor, placement group and process of training ends soon after the launch returned."""
     deadline = time.monotonic() + LEFTOVER_SECONDS
     while True:
         alive = [item["ActorClassName"] for item in actors().values() if item["State"] == "ALIVE"]
-        alive = [name for name in alive if "Train" in name or name == "PlacementGroupCleaner"]
-        if not alive:
+        left = [name for name in alive if "Train" in name or name in ("Host", "SynchronizationActor")]
+        left += [group["name"] for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
+        left += [name for process in psutil.process_iter() if "RayTrainWorker" in (name := process.name())]
+        if not left:
             return
-        assert time.monotonic() < deadline, alive
+        assert time.monotonic() < deadline, left
         time.sleep(0.2)

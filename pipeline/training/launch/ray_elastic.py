@@ -84,7 +84,8 @@ class ElasticSize(ScalingPolicy):
         self._sizes = sizes
         self._start_timeout_seconds = start_timeout_seconds
         self._newest_step = newest_step
-        self._free = free_resources or free_resources_of_nodes
+        labels = scaling_config.label_selector or {}
+        self._free = free_resources or (lambda: free_resources_of_nodes(labels))
         self._clock = clock
         self._sleep = sleep
         self._wanted = sizes[-1]
@@ -176,10 +177,11 @@ def _newest_step(workspace: str) -> int:
     return commits[0].key.step if commits else 0
 
 
-def free_resources_of_nodes() -> list[Mapping[str, float]]:
-    """What is free on each node that is alive and does not drain."""
+def free_resources_of_nodes(labels: Mapping[str, str]) -> list[Mapping[str, float]]:
+    """What is free on each node that is alive, does not drain and has the labels."""
     draining = cluster_state.get_draining_nodes()
-    alive = {node["NodeID"] for node in cluster_state.node_table() if node["Alive"]}
+    nodes = [node for node in cluster_state.node_table() if node["Alive"]]
+    alive = {node["NodeID"] for node in nodes if labels.items() <= (node.get("Labels") or {}).items()}
     free = cluster_state.available_resources_per_node()
     return [resources for node, resources in free.items() if node in alive and node not in draining]
 

@@ -65,6 +65,8 @@ class GangRequest:
     min_workers: int
     max_workers: int
     resources_per_worker: Mapping[str, float]
+    labels: Mapping[str, str]
+    """Of the nodes that workers may be on."""
     max_failures: int
     """Restarts after a worker failed; a gang that grows, or leaves a node that drains, uses none up."""
     start_timeout_seconds: float
@@ -258,6 +260,7 @@ def run_gang(request: GangRequest, *, make_policy: Callable[[ScalingConfig], Sca
         num_workers=(request.min_workers, request.max_workers) if is_elastic else request.max_workers,
         use_gpu=request.resources_per_worker.get("GPU", 0.0) > 0,
         resources_per_worker=dict(request.resources_per_worker),
+        label_selector=dict(request.labels) or None,
     )
     settings = {
         **SETTINGS,

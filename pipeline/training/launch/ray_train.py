@@ -9,9 +9,9 @@ error that no restart can mend is written down by the rank that met it first, so
 import functools
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import ray
@@ -20,6 +20,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.train import get_context
 from ray.train.torch import get_device
 from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.artifacts.store import open_store
 from pipeline.errors import ClusterError, FailureClass, PipelineError
@@ -35,6 +36,8 @@ from pipeline.training.session import TrainJob
 from pipeline.training.worker import WorkerContext
 
 START_TIMEOUT_SECONDS = 60.0
+PLACE_SECONDS = 10.0
+"""An elastic gang is placed where room was seen; where a node is lost meanwhile, another size is tried after this."""
 _PUSH_SECONDS = 0.5
 _LAST_PUSH_SECONDS = 30.0
 _WORLDS = "worlds"
@@ -61,6 +64,8 @@ class Gang:
     """Restarts of the whole gang after a rank failed. A gang that grows uses none up."""
     num_threads: int
     """Threads of torch operators in a rank."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """That a node must have to run a rank."""
     start_timeout_seconds: float = START_TIMEOUT_SECONDS
     """For a start to find room for its ranks."""
 
@@ -146,8 +151,11 @@ def _request(launch: _Launch) -> GangRequest:
         min_workers=gang.sizes[0],
         max_workers=gang.sizes[-1],
         resources_per_worker=resources,
+        labels=gang.labels,
         max_failures=gang.max_worker_failures,
-        start_timeout_seconds=gang.start_timeout_seconds,
+        start_timeout_seconds=min(gang.start_timeout_seconds, PLACE_SECONDS)
+        if len(gang.sizes) > 1
+        else gang.start_timeout_seconds,
         health_timeout_seconds=launch.job.config.faults.health_check_timeout_seconds,
         make_way=cloudpickle.dumps(make_way),
         record_outage=functools.partial(record, launch.job.workspace),
@@ -227,7 +235,10 @@ def _report_receiver() -> tuple[Any, bool]:
     """An actor that takes reports and runs the gang, and whether it was made here."""
     if ray.get_runtime_context().get_actor_id() is not None:
         return ray.get_runtime_context().current_actor, False
-    return ray.remote(num_cpus=0, max_concurrency=4)(Host).options(name=f"gang-{secrets.token_hex(6)}").remote(), True
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    name = f"gang-{secrets.token_hex(6)}"
+    host = ray.remote(num_cpus=0, max_concurrency=4)(Host).options(name=name, scheduling_strategy=here).remote()
+    return host, True
 
 
 def _meaning(error: TrainingFailedError, launch: _Launch) -> PipelineError:
