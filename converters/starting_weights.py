@@ -4,6 +4,9 @@ Owns that view of any checkpoint, and the files that go with it. Knows nothing o
 launches training hands `open_weights` to it as a value, because training lies below this package and may not import it.
 """
 
+import hashlib
+import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +19,10 @@ from converters.operations import FLOAT_DTYPES, Array, Shape
 from converters.readers import open_source
 from converters.source import CheckpointSource
 from converters.wrappers import canonical_names
+
+_OF_THE_STORED = ("dtype", "torch_dtype", "quantization_config", "_name_or_path")
+_SKETCHED_TENSORS = 16
+"""Norms, in every family: a few kilobytes, which any training changes."""
 
 
 class NamedWeights:
@@ -40,13 +47,25 @@ class NamedWeights:
         return np.ascontiguousarray(array, dtype=np.float32 if is_float else None)
 
     def config(self) -> dict[str, Any]:
-        """The transformers config of the model.
+        """The transformers config of the model, without what says how its tensors are stored.
 
         Raises:
             ArtifactError: there is none, or it is malformed.
             CheckpointError: the format describes the model in a way that no config expresses.
         """
-        return self._source.config()
+        return {name: value for name, value in self._source.config().items() if name not in _OF_THE_STORED}
+
+    def sketch(self) -> str:
+        """What tells these weights from others at no cost: all names and shapes, and the smallest tensors' bytes.
+
+        Raises:
+            CheckpointError: a file is damaged.
+        """
+        hasher = hashlib.sha256(json.dumps(sorted(self.shapes.items())).encode())
+        smallest = sorted(self.shapes, key=lambda name: (math.prod(self.shapes[name]), name))
+        for name in smallest[:_SKETCHED_TENSORS]:
+            hasher.update(self.read(name).tobytes())
+        return f"sketch:{hasher.hexdigest()}"
 
     def companions(self) -> dict[str, bytes]:
         """Tokenizer and the like by file name.

@@ -18,8 +18,6 @@ from pipeline.stages.protocol import InputArtifact
 from pipeline.training.checkpoints.checkpoint import TOKENIZER_NAME
 from pipeline.training.tasks.model import model_config
 
-_OF_THE_STORED = ("dtype", "torch_dtype", "quantization_config", "_name_or_path")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartingPoint:
@@ -31,13 +29,13 @@ class StartingPoint:
     weights: NamedWeights
 
     def config(self) -> dict[str, Any]:
-        """The transformers config of the weights, without what says how they are stored: training has float32.
+        """The transformers config of the weights.
 
         Raises:
             ArtifactError: there is none, or it is malformed.
             ParameterError: transformers refuses it.
         """
-        raw = {name: value for name, value in self.weights.config().items() if name not in _OF_THE_STORED}
+        raw = self.weights.config()
         model_config(raw, where=f"config of {self.place}")
         return raw
 

@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+from converters.starting_weights import open_weights
 from pipeline.errors import PipelineError
 from pipeline.training.launch.launched import run_job
 
@@ -19,7 +20,7 @@ def main() -> int:
     parser.add_argument("job", type=Path, help="YAML with dataset, workspace and the fields of train.fsdp")
     given = parser.parse_args()
     try:
-        run_job(given.job, environment=os.environ, stream=sys.stdout)
+        run_job(given.job, environment=os.environ, stream=sys.stdout, open_weights=open_weights)
     except PipelineError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

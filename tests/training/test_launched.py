@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rank_functions import train_recorded
 
+from converters.starting_weights import open_weights
 from pipeline.artifacts.store import open_store
 from pipeline.errors import ParameterError, StageError
 from pipeline.training.checkpoints.commit import find_resumable
@@ -69,8 +70,8 @@ def test_torchrun_trains_what_one_rank_trains(job_file: Path, make_job, one_rank
 
 
 def test_no_launcher_is_one_rank_and_a_second_start_has_nothing_to_do(job_file: Path, capsys) -> None:
-    first = run_job(job_file, environment={}, stream=sys.stdout)
-    again = run_job(job_file, environment={}, stream=sys.stdout)
+    first = run_job(job_file, environment={}, stream=sys.stdout, open_weights=open_weights)
+    again = run_job(job_file, environment={}, stream=sys.stdout, open_weights=open_weights)
     assert (first.state.step, first.resumed_from_step, again.resumed_from_step) == (6, 0, 6)
     said = lines(capsys.readouterr().out)
     assert said[0]["text"].startswith("rank 0 of 1 by no launcher, on cpu")
@@ -107,13 +108,13 @@ def test_what_a_rank_raises_names_the_rank_of_its_launcher(job_file: Path, monke
     monkeypatch.setattr("pipeline.training.launch.launched.train", fail)
     place = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
     with pytest.raises(StageError, match="rank 1: ValueError: a bug"):
-        run_job(job_file, environment=place, stream=sys.stdout)
+        run_job(job_file, environment=place, stream=sys.stdout, open_weights=open_weights)
 
 
 def test_a_schedule_that_does_not_fit_is_refused(job_file: Path) -> None:
     job_file.write_text(job_file.read_text() + "decay_steps: 3\n")
     with pytest.raises(ParameterError, match="decay_steps: 3 is for schedule: wsd"):
-        run_job(job_file, environment={}, stream=sys.stdout)
+        run_job(job_file, environment={}, stream=sys.stdout, open_weights=open_weights)
 
 
 def test_a_report_is_a_line(capsys) -> None:
@@ -122,3 +123,15 @@ def test_a_report_is_a_line(capsys) -> None:
     reporter.progress(1, total=2, unit="steps")
     reporter.note("hello")
     assert [line["kind"] for line in lines(capsys.readouterr().out)] == ["metrics", "progress", "note"]
+
+
+def test_a_job_takes_weights_and_config_from_where_initial_says(job_file: Path) -> None:
+    first = run_job(job_file, environment={}, stream=sys.stdout, open_weights=open_weights)
+    further = job_file.read_text().replace("model: tiny.json", f"initial: workspace/{first.commit.key.prefix}")
+    job_file.write_text(further.replace("workspace: workspace", "workspace: second"))
+    second = run_job(job_file, environment={}, stream=sys.stdout, open_weights=open_weights)
+    assert second.state.initial_validation_loss == pytest.approx(first.state.validation_loss, rel=WORLD_TOLERANCE)
+    assert second.state.identity["initial"].startswith("sketch:")
+    job_file.write_text(job_file.read_text() + "lora: {rank: 2}\n")
+    with pytest.raises(ParameterError, match="a job file has none"):
+        run_job(job_file, environment={}, stream=sys.stdout, open_weights=open_weights)

@@ -4,11 +4,12 @@ Owns the job file and the lines that rank 0 writes. The one decision: the loop i
 the one that Ray's workers run, and the workspace is the same; a run can go from one launcher to the other.
 """
 
+import functools
 import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, TextIO, get_type_hints
@@ -26,6 +27,7 @@ from pipeline.training.loop import TrainResult, train
 from pipeline.training.rank_sources import ENVIRONMENT_STORE, derive_place
 from pipeline.training.reporter import SilentReporter
 from pipeline.training.session import TrainJob
+from pipeline.training.start.weights import StartingWeights
 from pipeline.training.tasks.model import read_model_config
 from pipeline.training.tasks.opening import opener_of
 from pipeline.training.worker import WorkerContext
@@ -54,8 +56,16 @@ class LineReporter:
         self._write("note", text=text)
 
 
-def run_job(file: Path, *, environment: Mapping[str, str], stream: TextIO) -> TrainResult:
+def run_job(
+    file: Path, *, environment: Mapping[str, str], stream: TextIO, open_weights: Callable[[str], StartingWeights]
+) -> TrainResult:
     """Train the job of a file as the rank that the environment says.
+
+    Args:
+        file: the job.
+        environment: of this process; launchers say in it which rank this is.
+        stream: takes rank 0's lines.
+        open_weights: opens what `initial` names, a path or URL; must pickle.
 
     Raises:
         ParameterError: the file is wrong, the launchers disagree, or a device is not there.
@@ -78,11 +88,13 @@ def run_job(file: Path, *, environment: Mapping[str, str], stream: TextIO) -> Tr
         num_threads=max(1, (os.cpu_count() or 1) // _ranks_here(environment, place.world_size)),
     )
     dataset, workspace = fields_of_job.pop("dataset"), fields_of_job.pop("workspace")
+    open_initial = _initial(fields_of_job, file=file, open_weights=open_weights)
     config = TrainConfig(**fields_of_job)
     job = TrainJob(
         config=config,
         workspace=workspace,
         open_dataset=opener_of(Path(dataset), config),
+        open_initial=open_initial,
         project_root=str(file.parent.resolve()),
     )
     reporter = LineReporter(stream) if worker.is_first else SilentReporter()
@@ -93,6 +105,30 @@ def run_job(file: Path, *, environment: Mapping[str, str], stream: TextIO) -> Tr
         return train(worker, job, reporter=reporter)
     except Exception as error:  # a rank's boundary: its error says what it is and whose
         raise as_pipeline_error(error, rank=worker.rank) from error
+
+
+def _initial(
+    fields_of_job: dict[str, Any], *, file: Path, open_weights: Callable[[str], StartingWeights]
+) -> Callable[[], StartingWeights] | None:
+    """The way to the weights that `initial` names; puts their identity, and their config where none is given, in place.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it is damaged.
+        ParameterError: adapters are asked for.
+    """
+    if fields_of_job.get("lora") is not None:
+        raise ParameterError(
+            f"{file}: lora: adapters are merged by the stage `train.fsdp`, and a job file has none",
+            hint="train them by a flow, as flows/finetune.yaml does; or leave `lora` out",
+        )
+    initial = fields_of_job.get("initial")
+    if initial is None:
+        return None
+    place = initial if "://" in initial else str(file.parent.resolve() / initial)
+    weights = open_weights(place)
+    fields_of_job["initial"] = weights.sketch()
+    fields_of_job.setdefault("model", weights.config())
+    return functools.partial(open_weights, place)
 
 
 def read_job(file: Path) -> dict[str, Any]:
@@ -113,7 +149,7 @@ def read_job(file: Path) -> dict[str, Any]:
     for name in ("dataset", "workspace"):
         if "://" not in values[name]:
             values[name] = str(file.parent.resolve() / values[name])
-    if isinstance(values["model"], str) and ":" not in values["model"]:
+    if isinstance(values.get("model"), str) and ":" not in values["model"]:
         values["model"] = read_model_config(file.parent / values["model"])
     return values
 
@@ -134,8 +170,10 @@ def _typed(found: Mapping[Any, Any]) -> tuple[dict[str, Any], list[str]]:
             values[name] = TypeAdapter(hints[name]).validate_python(value)
         except ValidationError as error:
             problems.append(f"{name}: {error.errors()[0]['msg']}, found {value!r}")
-    required = [name for name, one in known.items() if one.default is MISSING and one.default_factory is MISSING]
-    problems += [f"{name}: missing" for name in ("dataset", "workspace", *required) if name not in found]
+    required = {name for name, one in known.items() if one.default is MISSING and one.default_factory is MISSING}
+    if "initial" in found:
+        required.discard("model")  # the weights bring their config
+    problems += [f"{name}: missing" for name in ("dataset", "workspace", *sorted(required)) if name not in found]
     return values, problems
 
 

@@ -55,6 +55,18 @@ class StartingWeights(Protocol):
         """Of every tensor, by the name that the torch model has for it."""
         ...
 
+    def config(self) -> Mapping[str, Any]:
+        """The transformers config of the model, without what says how its tensors are stored.
+
+        Raises:
+            ArtifactError: there is none.
+        """
+        ...
+
+    def sketch(self) -> str:
+        """What tells these weights from others at little cost."""
+        ...
+
     def read(self, name: str) -> npt.NDArray[Any]:
         """One tensor; floats in float32, whatever was stored.
 
