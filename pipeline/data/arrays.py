@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.data.array_manifest import ArrayManifest, ArraySpec
+from pipeline.data.manifest import manifest_digest
 from pipeline.data.order import rank_positions, shuffled_rows
 from pipeline.data.shard_file import locate_rows, map_shard
 
@@ -56,6 +57,11 @@ class ArrayDataset:
             sizes = [entry.num_rows for entry in split.shards[manifest.target]]
             first_row[name] = np.cumsum([0, *sizes], dtype=np.int64)
         return cls(directory=directory, manifest=manifest, _shards=shards, _first_row=first_row)
+
+    @property
+    def digest(self) -> str:
+        """sha256 of what the dataset holds, hexadecimal."""
+        return manifest_digest(self.directory)
 
     @property
     def inputs(self) -> dict[str, ArraySpec]:

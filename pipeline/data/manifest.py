@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts.manifest import sha256_of
 from pipeline.errors import ArtifactError
 
 MANIFEST_NAME = "manifest.json"
@@ -119,6 +120,11 @@ class Manifest:
             return cls(splits=splits, streaming=None if streaming is None else Streaming(**streaming), **raw)
         except (TypeError, KeyError, AttributeError) as error:
             raise ArtifactError(f"{path}: damaged ({error})", hint=AGAIN) from error
+
+
+def manifest_digest(directory: Path) -> str:
+    """sha256 of `manifest.json`, which holds that of every other file; hexadecimal."""
+    return sha256_of(directory / MANIFEST_NAME)
 
 
 def read_raw_manifest(directory: Path) -> dict[str, Any]:

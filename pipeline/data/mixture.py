@@ -7,6 +7,7 @@ it: training, evaluation, parity.
 Shapes: N rows, S = T + 1 ids of a row.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.data.manifest import AGAIN, MANIFEST_NAME, read_raw_manifest
+from pipeline.data.manifest import AGAIN, MANIFEST_NAME, manifest_digest, read_raw_manifest
 from pipeline.data.mixture_order import MixtureOrder
 from pipeline.data.order import rank_positions
 from pipeline.data.packed import PackedDataset
@@ -87,6 +88,12 @@ class MixtureDataset:
     def tokenizer_path(self) -> Path:
         """The `tokenizer.json`, the same in every dataset."""
         return self._first.tokenizer_path
+
+    @property
+    def digest(self) -> str:
+        """sha256 of what the mixture holds, hexadecimal."""
+        own = manifest_digest(self.directory)
+        return hashlib.sha256("".join([own, *(part.digest for part in self.datasets.values())]).encode()).hexdigest()
 
     @property
     def waiting_for(self) -> str | None:

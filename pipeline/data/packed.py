@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.artifacts.manifest import sha256_of
-from pipeline.data.manifest import TOKENIZER_NAME, Manifest
+from pipeline.data.manifest import TOKENIZER_NAME, Manifest, manifest_digest
 from pipeline.data.order import rank_positions, shuffled_rows
 from pipeline.data.packed_shards import LocalShards, PackedShards
 from pipeline.data.remote_shards import CACHE_BYTES, RemoteShards
@@ -82,6 +82,11 @@ class PackedDataset:
     def tokenizer_path(self) -> Path:
         """The `tokenizer.json`."""
         return self.directory / TOKENIZER_NAME
+
+    @property
+    def digest(self) -> str:
+        """sha256 of what the dataset holds, hexadecimal."""
+        return manifest_digest(self.directory)
 
     @property
     def waiting_for(self) -> str | None:

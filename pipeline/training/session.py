@@ -32,6 +32,7 @@ from pipeline.training.tasks.language_task import LanguageTask
 from pipeline.training.tasks.loss import cross_entropy_sum
 from pipeline.training.tasks.model import num_parameters, plan_run
 from pipeline.training.tasks.module_task import ModuleTask
+from pipeline.training.tasks.same_data import check_same_data
 from pipeline.training.tasks.starting import fill_model, start_model
 from pipeline.training.tasks.task import Task
 from pipeline.training.unit_count import UnitCount
@@ -119,6 +120,7 @@ def open_session(worker: WorkerContext, job: TrainJob, *, watchdog: Watchdog | N
     check_precision(config.precision, device=worker.device, capability=capability_of(worker.torch_device))
     check_schedule(config)
     task, mesh_plan, plan = make_task(job, world_size=worker.world_size)
+    check_same_data(task.data_digest, worker)
     mesh = make_mesh(worker, mesh_plan, order=order_of_ranks(worker, mesh_plan))
     worker = replace(worker, dealt=mesh.share)
     weights = None if job.open_initial is None else job.open_initial()

@@ -57,6 +57,11 @@ class LanguageTask:
         check_fits(self._config, vocabulary_size=dataset.vocabulary_size, sequence_length=dataset.sequence_length)
 
     @property
+    def data_digest(self) -> str:
+        """Of the dataset."""
+        return self._dataset.digest
+
+    @property
     def companions(self) -> Mapping[str, bytes]:
         """`config.json` and `tokenizer.json`."""
         text = json.dumps(self._config.to_dict(), indent=2, sort_keys=True) + "\n"

@@ -37,6 +37,11 @@ class ModuleTask:
         self._project_root = project_root
 
     @property
+    def data_digest(self) -> str:
+        """Of the dataset."""
+        return self._dataset.digest
+
+    @property
     def companions(self) -> Mapping[str, bytes]:
         """`module.json`."""
         described = module_file(self._factory, arguments=self._config.model_arguments, dataset=self._dataset)

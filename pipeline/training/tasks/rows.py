@@ -19,6 +19,11 @@ class TokenRows(Protocol):
     """A packed token dataset; `pipeline.data.packed.PackedDataset` is one."""
 
     @property
+    def digest(self) -> str:
+        """sha256 of what the dataset holds, hexadecimal."""
+        ...
+
+    @property
     def sequence_length(self) -> int:
         """T."""
         ...
@@ -86,6 +91,11 @@ class ArraySpec(Protocol):
 
 class ArrayRows(Protocol):
     """A dataset of named arrays; `pipeline.data.arrays.ArrayDataset` is one."""
+
+    @property
+    def digest(self) -> str:
+        """sha256 of what the dataset holds, hexadecimal."""
+        ...
 
     @property
     def inputs(self) -> Mapping[str, ArraySpec]:

@@ -29,6 +29,11 @@ class Task(Protocol):
         ...
 
     @property
+    def data_digest(self) -> str:
+        """sha256 of what the dataset holds, hexadecimal; the same on every rank."""
+        ...
+
+    @property
     def companions(self) -> Mapping[str, bytes]:
         """Files that are kept beside every checkpoint, by name."""
         ...
