@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STORE_DIRECTORY = ".pipeline"
+CACHE_NAME = "torch-jax-pipeline"
 PROJECT_MARKERS = ("pyproject.toml", ".git", STORE_DIRECTORY)
 
 
@@ -32,6 +33,12 @@ class Settings:
             tracking_uri=environment.get("MLFLOW_TRACKING_URI") or None,
             ray_address=environment.get("PIPELINE_RAY_ADDRESS") or None,
         )
+
+
+def cache_directory(environment: Mapping[str, str]) -> Path:
+    """Where a user's programs keep what can be made again: `XDG_CACHE_HOME`, else `~/.cache`."""
+    home = environment.get("XDG_CACHE_HOME") or ""
+    return (Path(home) if Path(home).is_absolute() else Path.home() / ".cache") / CACHE_NAME
 
 
 def find_project_root(start: Path) -> Path:

@@ -29,6 +29,7 @@ GROUPS: tuple[Group, ...] = (
     http.COST,
     http.MANY,
     *embeddings.GROUPS,
+    *decode.PRODUCTS,
     start.START,
     http.POISSON,
 )

@@ -16,6 +16,7 @@ from pipeline.diagnostics.bench_turns import Measure, RowSpec
 
 _DIRECTORIES: Mapping[str, Callable[[Material], Path]] = {
     "ours": lambda material: material.flax_decoder,
+    "ours_products": lambda material: material.flax_decoder,
     "ours_start": lambda material: material.flax_decoder,
     "ours_embeddings": lambda material: material.flax_encoder,
     "transformers": lambda material: material.decoder,

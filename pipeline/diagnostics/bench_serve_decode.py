@@ -5,7 +5,7 @@ to its last token, so that prefill has a row of its own; eight at once are timed
 all, because continuous batching has no other beginning.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipeline.diagnostics.bench_serve_contest import Contest, Group
@@ -55,6 +55,16 @@ def _prefill_sides(contest: Contest) -> Mapping[str, Measure]:
     return {kind: timed(kind) for kind in ("ours", "transformers", "llama_cpp")}
 
 
+def _product_sides(rows: int) -> Callable[[Contest], Mapping[str, Measure]]:
+    def sides(contest: Contest) -> Mapping[str, Measure]:
+        def timed(how: str) -> Measure:
+            return lambda _: contest.ask("ours_products", "multiply", rows=rows, how=how)
+
+        return {"ours": timed("packed"), "xla": timed("xla")}
+
+    return sides
+
+
 def _row(name: str, metric: str, peers: Mapping[str, str], bar: float | None) -> RowSpec:
     return RowSpec(name=name, unit="tokens/s", metric=metric, peers=peers, bar=bar)
 
@@ -90,4 +100,21 @@ PREFILL = Group(
         _row("prefill, 512 tokens", "prompt_tokens_per_second", _TRANSFORMERS, 1.0),
         _row("prefill, 512 tokens, llama.cpp", "prompt_tokens_per_second", _LLAMA, None),
     ),
+)
+PRODUCTS = tuple(
+    Group(
+        name=f"products-{rows}",
+        sides=_product_sides(rows),
+        rows=(
+            RowSpec(
+                name=f"products of all layers, {rows} rows",
+                unit="s",
+                metric="seconds",
+                peers={"xla": "XLA's own"},
+                bar=None,
+                is_smaller_better=True,
+            ),
+        ),
+    )
+    for rows in (1, 8, 64)
 )

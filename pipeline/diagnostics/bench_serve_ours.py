@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pipeline.models.config_file import read_config
 from pipeline.models.decoders.config import DecoderConfig
 from pipeline.models.description import ModelDescription
 from pipeline.models.family import FamilyModel
+from pipeline.models.packed.product import pack, packed_product, support
 from pipeline.models.registry import describe
 from pipeline.serving.engine.batch_request import BatchAnswer, BatchRequest, Row
 from pipeline.serving.engine.engine import Engine
@@ -103,6 +105,45 @@ def start_answers(directory: Path) -> Answers:
     return {"start": start}
 
 
+def product_answers(directory: Path) -> Answers:
+    """Of the weights of every layer of a decoder: `multiply` takes rows and gives seconds of all products of a step."""
+    description = describe(directory)
+    assert isinstance(description, FamilyModel)
+    config = description.parsed
+    assert isinstance(config, DecoderConfig)
+    heads = config.num_attention_heads + 2 * config.num_key_value_heads
+    shapes = (
+        (config.hidden_size, heads * config.head_dim),
+        (config.num_attention_heads * config.head_dim, config.hidden_size),
+        (config.hidden_size, 2 * config.intermediate_size),
+        (config.intermediate_size, config.hidden_size),
+    )
+    key = jax.random.key(0)
+    kernels = [[jax.random.normal(key, shape) for shape in shapes] for _ in range(config.num_hidden_layers)]
+    weights: Mapping[str, Any] = {"xla": kernels, "packed": jax.tree.map(pack, kernels)}
+
+    def one_step(layers: Any, xs: Any, is_packed: bool) -> list[jax.Array]:
+        def multiply(x: jax.Array, kernel: jax.Array, num_out: int) -> jax.Array:
+            return packed_product(x, kernel, num_out=num_out) if is_packed else x @ kernel
+
+        return [
+            multiply(xs[shape[0]], kernel, shape[1])
+            for layer in layers
+            for kernel, shape in zip(layer, shapes, strict=True)
+        ]
+
+    jitted = jax.jit(one_step, static_argnums=2)
+
+    def multiply(rows: int, how: str) -> dict[str, float]:
+        xs = {shape[0]: jnp.ones((rows, shape[0])) for shape in shapes}
+        jax.block_until_ready(jitted(weights[how], xs, how == "packed"))
+        started = time.perf_counter()
+        jax.block_until_ready(jitted(weights[how], xs, how == "packed"))
+        return {"seconds": time.perf_counter() - started}
+
+    return {"multiply": multiply}
+
+
 def _replica(one: ReplicaSettings) -> Replica:
     replica = Replica()
     replica.reconfigure(ReplicaConfig(models=(one,)).as_json())
@@ -178,12 +219,20 @@ def _ask(batcher: MicroBatcher, rows: Sequence[Row]) -> Sequence[Mapping[str, An
 
 def _gigabytes_per_second() -> float:
     """The fastest of several products of one row with a matrix that no cache holds: what decoding could read."""
-    matrix, row = jnp.ones(_MATRIX, jnp.float32), jnp.ones((1, _MATRIX[0]), jnp.float32)
-    product = jax.jit(jnp.matmul)
+    row = jnp.ones((1, _MATRIX[0]), jnp.float32)
+    matrix = jnp.ones(_MATRIX, jnp.float32)
+    best = _read_seconds(jnp.matmul, row, matrix)
+    if support().target is not None:
+        best = min(best, _read_seconds(partial(packed_product, num_out=_MATRIX[1]), row, pack(matrix)))
+    return matrix.nbytes / 1e9 / best
+
+
+def _read_seconds(multiply: Callable[[jax.Array, jax.Array], jax.Array], row: jax.Array, matrix: jax.Array) -> float:
+    product = jax.jit(multiply)
     product(row, matrix).block_until_ready()
     seconds = []
     for _ in range(_MATRIX_READS):
         started = time.perf_counter()
         product(row, matrix).block_until_ready()
         seconds.append(time.perf_counter() - started)
-    return matrix.nbytes / 1e9 / min(seconds)
+    return min(seconds)

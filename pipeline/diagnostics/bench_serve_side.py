@@ -23,6 +23,7 @@ from pipeline.errors import PipelineError, StageError
 SIDES: Mapping[str, str] = {
     "ours": "pipeline.diagnostics.bench_serve_ours:answers",
     "ours_embeddings": "pipeline.diagnostics.bench_serve_ours:embedding_answers",
+    "ours_products": "pipeline.diagnostics.bench_serve_ours:product_answers",
     "ours_start": "pipeline.diagnostics.bench_serve_ours:start_answers",
     "transformers": "pipeline.diagnostics.bench_serve_torch:answers",
     "torch_embeddings": "pipeline.diagnostics.bench_serve_torch:embedding_answers",

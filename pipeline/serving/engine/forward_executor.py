@@ -19,6 +19,7 @@ import numpy as np
 from flax import nnx
 
 from pipeline.errors import ParameterError
+from pipeline.models.packed.modules import choose_products, pack_projections
 from pipeline.serving.engine.batch_request import Arrays, Row
 from pipeline.serving.engine.buckets import smallest_fit, steps
 from pipeline.serving.engine.passes import Pass, PassShapes
@@ -74,7 +75,8 @@ class ForwardExecutor:
             ParameterError: an output has no batch axis, so rows of several requests cannot share a pass.
         """
         self.shapes = shapes
-        graph, state = nnx.split(model)
+        self._is_packed = choose_products(platform=device.platform, dtype=dtype).is_packed
+        graph, state = nnx.split(self._served(model))
         self._state = jax.device_put(state, device)
 
         def compute(state: Any, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
@@ -121,7 +123,10 @@ class ForwardExecutor:
 
     def leaves_of(self, model: nnx.Module) -> Any:
         """What `place` takes, from a module of the same description, which is taken over."""
-        return nnx.split(model)[1]
+        return nnx.split(self._served(model))[1]
+
+    def _served(self, model: nnx.Module) -> nnx.Module:
+        return pack_projections(model) if self._is_packed else model
 
     def place(self, leaves: Any) -> Any:
         """New parameters on the device, beside those in use. Compiles nothing; for any thread.

@@ -19,6 +19,7 @@ from pipeline.models.checkpoint import model_leaves
 from pipeline.models.decoders.layout import widen
 from pipeline.models.decoders.model import Decoder, fuse_projections
 from pipeline.models.decoders.quantized import is_quantized
+from pipeline.models.packed.modules import choose_products, pack_projections
 from pipeline.models.quantization import SCALE_SUFFIX
 from pipeline.serving.accelerator.mesh import ServingMesh
 
@@ -32,6 +33,7 @@ class ServedParameters:
         """Fuse, cast and place `model`, which is taken over."""
         self._mesh = mesh
         self._dtype = dtype
+        self._is_packed = choose_products(platform=mesh.platform, dtype=dtype, num_devices=mesh.tensor).is_packed
         graph, state = nnx.split(self._fused(model))
         leaves, tree = jax.tree.flatten(state)
         self._names = tuple(model_leaves(nnx.merge(graph, state)))
@@ -79,7 +81,8 @@ class ServedParameters:
         # asks for int8 wants the memory.
         materialize = self._mesh.platform == "cpu" and not is_quantized(model)
         model = widen(model, tensor=self._mesh.tensor)
-        return fuse_projections(model, materialize_head=materialize, shards=self._mesh.tensor)
+        fused = fuse_projections(model, materialize_head=materialize, shards=self._mesh.tensor)
+        return pack_projections(fused) if self._is_packed and not is_quantized(model) else fused
 
     def _cast(self, name: str, leaf: Any) -> jax.Array:
         """In the dtype that is computed in; int8 weights and their scales stay as they are."""

@@ -24,6 +24,7 @@ from pipeline.models.decoders.partition import widened
 from pipeline.models.decoders.quantized import quantize_projections
 from pipeline.models.description import ModelDescription
 from pipeline.models.family import FamilyModel
+from pipeline.models.packed.modules import choose_products
 from pipeline.models.placement import Layout
 from pipeline.models.registry import describe
 from pipeline.serving.accelerator.bandwidth import SLOW_TOKENS_PER_SECOND, Speed, bandwidth_of, check_speed, speed_of
@@ -93,6 +94,9 @@ def plan_loading(settings: ReplicaSettings, *, environment: Mapping[str, str] = 
         "device_reason": placement.device_reason,
         "dtype": placement.dtype,
         "dtype_reason": placement.dtype_reason,
+        "products_reason": choose_products(
+            platform=device.platform, dtype=placement.dtype, num_devices=settings.mesh_tensor
+        ).reason,
         "estimated_per_second": round(speed.per_second, 3),
         "estimate_reason": speed.reason,
     }

@@ -1,0 +1,1 @@
+"""Products of rows with weights that were laid out for them beforehand, on a CPU."""
