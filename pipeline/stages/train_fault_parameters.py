@@ -16,11 +16,9 @@ from pipeline.training.fault_policy import deadline_problems
 class NonFiniteParameters(Parameters):
     """What a gradient norm that is not finite leads to."""
 
-    skip: int = Field(
-        0, ge=0, description="Steps in a row that may be skipped; parameters stay as they are."
-    )
+    skip: int = Field(default=0, ge=0, description="Steps in a row that may be skipped; parameters stay as they are.")
     then: Literal["stop", "rollback"] = Field(
-        "stop",
+        default="stop",
         description="After them: stop, naming step and rows; or go back to the last commit and on past the rows since, "
         "once for each commit.",
     )
@@ -32,22 +30,26 @@ class FaultParameters(Parameters):
     The order: collective, step, health check of the executor (a minute more than the step's), stage.
     """
 
-    collective_timeout_seconds: float = Field(300.0, gt=0, description="A rank that waits longer for another gives up.")
+    collective_timeout_seconds: float = Field(
+        default=300.0, gt=0, description="A rank that waits longer for another gives up."
+    )
     step_timeout_seconds: float = Field(
-        600.0,
+        default=600.0,
         gt=0,
         description="A step, a validation pass or a save may take so long, or five times the median step where that is "
         "longer; then the rank says what it waits for and ends itself.",
     )
-    start_timeout_seconds: float = Field(900.0, gt=0, description="From the start of a rank to its first step done.")
+    start_timeout_seconds: float = Field(
+        default=900.0, gt=0, description="From the start of a rank to its first step done."
+    )
     agree_every: int = Field(
-        1, ge=1, description="Steps between two exchanges of what ranks were asked for (make way, stop, save)."
+        default=1, ge=1, description="Steps between two exchanges of what ranks were asked for (make way, stop, save)."
     )
     non_finite: NonFiniteParameters = Field(
         default_factory=NonFiniteParameters, description="What a gradient norm that is not finite leads to."
     )
     out_of_memory: Literal["stop", "smaller_micro_batch"] = Field(
-        "stop",
+        default="stop",
         description="stop names the rank and its peak; smaller_micro_batch halves the rows of a pass, and the global "
         "batch stays.",
     )
@@ -68,9 +70,11 @@ class PreemptionParameters(Parameters):
     """How training makes way."""
 
     signals: list[Literal["TERM", "USR1", "USR2", "HUP", "INT"]] = Field(
-        default_factory=lambda: ["TERM", "USR1"],  # type: ignore[arg-type]
+        default=["TERM", "USR1"],
         description="Each asks for a checkpoint and the end of training; INT stops it for good.",
     )
     grace_seconds: float = Field(
-        30.0, gt=0, description="From the request to the end of the process, whether a checkpoint was made or not."
+        default=30.0,
+        gt=0,
+        description="From the request to the end of the process, whether a checkpoint was made or not.",
     )

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from pipeline.artifacts.store import Store, open_store
 from pipeline.errors import ParameterError
 from pipeline.training.checkpoints.checkpoint import Checkpointer, has_commits, start_generation
+from pipeline.training.checkpoints.interval import save_interval
 from pipeline.training.checkpoints.rng import seed_rank
 from pipeline.training.config import BatchPlan, TrainConfig
 from pipeline.training.faults.guard import GUARD_EXTRA, Guard, make_watchdog
@@ -134,28 +135,7 @@ def open_session(worker: WorkerContext, job: TrainJob, *, watchdog: Watchdog | N
     loss_scale = LossScale() if SUPPORT[config.precision].scales_loss else None
     units = UnitCount()
     extras: dict[str, Stateful | None] = {AVERAGE_EXTRA: average, "loss_scale": loss_scale, "units": units}
-
-    generation = start_generation(store, worker)
-    watchdog = watchdog or make_watchdog(worker, faults=config.faults, preemption=config.preemption)
-    guard = Guard.open(worker, store, faults=config.faults, watchdog=watchdog, generation=generation)
-    extras[GUARD_EXTRA] = guard
-    checkpointer = Checkpointer(
-        store=store,
-        worker=worker,
-        model=model,
-        optimizer=optimizer,
-        generation=generation,
-        keep=config.keep_checkpoints,
-        companions=task.companions,
-        extras={name: extra for name, extra in extras.items() if extra is not None},
-        trained_only=config.lora is not None,
-    )
-    peak = peak_flops_of(worker, precision=config.precision)
-    speed = Speedometer(
-        units_per_step=plan.units_per_step,
-        flops_per_unit=task.flops_per_unit(count),
-        peak_flops=None if peak is None else peak * worker.world_size,
-    )
+    extras[GUARD_EXTRA] = guard = _guard(worker, config, store=store, watchdog=watchdog)
     return Session(
         worker=worker,
         config=config,
@@ -167,11 +147,52 @@ def open_session(worker: WorkerContext, job: TrainJob, *, watchdog: Watchdog | N
         optimizer=optimizer,
         average=average,
         loss_scale=loss_scale,
-        checkpointer=checkpointer,
+        checkpointer=Checkpointer(
+            store=store,
+            worker=worker,
+            model=model,
+            optimizer=optimizer,
+            generation=guard.heart.generation,
+            companions=task.companions,
+            extras={name: extra for name, extra in extras.items() if extra is not None},
+            **_saving(config, num_devices=worker.world_size),
+        ),
         guard=guard,
-        speed=speed,
+        speed=_speedometer(worker, config, units_per_step=plan.units_per_step, flops=task.flops_per_unit(count)),
         units=units,
         num_parameters=count,
+    )
+
+
+def _guard(worker: WorkerContext, config: TrainConfig, *, store: Store, watchdog: Watchdog | None) -> Guard:
+    return Guard.open(
+        worker,
+        store,
+        faults=config.faults,
+        watchdog=watchdog or make_watchdog(worker, faults=config.faults, preemption=config.preemption),
+        generation=start_generation(store, worker),
+    )
+
+
+def _saving(config: TrainConfig, *, num_devices: int) -> dict[str, Any]:
+    """Fields of a checkpointer that the config decides."""
+    return {
+        "keep": config.keep_checkpoints,
+        "in_background": config.checkpoint_async,
+        "interval": save_interval(config, num_devices=num_devices),
+        "timeout_seconds": config.checkpoint_timeout_seconds,
+        "trained_only": config.lora is not None,
+    }
+
+
+def _speedometer(
+    worker: WorkerContext, config: TrainConfig, *, units_per_step: int, flops: float | None
+) -> Speedometer:
+    peak = peak_flops_of(worker, precision=config.precision)
+    return Speedometer(
+        units_per_step=units_per_step,
+        flops_per_unit=flops,
+        peak_flops=None if peak is None else peak * worker.world_size,
     )
 
 
