@@ -50,7 +50,7 @@ def run(
     report = _load(EXPERIMENT)(
         chosen.parameters,
         resources=chosen.resources,
-        dataset=_dataset(flow, chosen, place=place),
+        inputs=_inputs(flow, chosen, place=place),
         project_root=flow.spec.project_root,
         steps=steps,
         checkpoint_every=checkpoint_every,
@@ -89,11 +89,10 @@ def choose_stage(flow: Flow, name: str) -> ResolvedStage:
     )
 
 
-def _dataset(flow: Flow, stage: ResolvedStage, *, place: Place) -> Path:
-    """The committed dataset of the stage; what is missing before it runs first."""
+def _inputs(flow: Flow, stage: ResolvedStage, *, place: Place) -> dict[str, tuple[Path, str]]:
+    """Directory and digest of each committed input of the stage; what is missing before it runs first."""
     wanted = set(ancestors(flow.stages, stage.name))
     before = replace(flow, stages=tuple(one for one in flow.stages if one.name in wanted))
-    reference = stage.inputs["dataset"]
     store = place.open_store()
     for _ in range(2):
         reading = Reading(
@@ -112,13 +111,21 @@ def _dataset(flow: Flow, stage: ResolvedStage, *, place: Place) -> Path:
             force=frozenset(),
             now=0.0,
         )
-        planned = made[reference.stage]
-        if planned.action is Action.REUSE and planned.commit is not None:
-            return store.local_path(f"{planned.commit.attempt_key}/{reference.output}")
+        commits = {
+            name: (made[reference.stage].commit, reference.output)
+            for name, reference in stage.inputs.items()
+            if made[reference.stage].action is Action.REUSE
+        }
+        found = {
+            name: (store.local_path(f"{commit.attempt_key}/{output}"), commit.outputs[output].digest)
+            for name, (commit, output) in commits.items()
+            if commit is not None
+        }
+        if found.keys() == stage.inputs.keys():
+            return found
         run_to_end(before, place=place)
-    raise UsageError(
-        f"stage {reference.stage!r} ran, but its output is not committed", hint="see `pipeline show latest`"
-    )
+    lacking = ", ".join(str(reference) for name, reference in stage.inputs.items() if name not in found)
+    raise UsageError(f"{lacking}: its stage ran, but it is not committed", hint="see `pipeline show latest`")
 
 
 def _notice(text: str) -> None:

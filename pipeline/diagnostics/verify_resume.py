@@ -24,6 +24,7 @@ from pipeline.training.launch.spawn import spawn
 from pipeline.training.loop import train
 from pipeline.training.reporter import SilentReporter
 from pipeline.training.session import TrainJob
+from pipeline.training.start.weights import StartingWeights
 from pipeline.training.tasks.watched_rows import Kill, RowLog, WatchedRows, read_rows
 from pipeline.training.worker import WorkerContext, joined
 
@@ -103,6 +104,8 @@ class Experiment:
     """Where the user's own modules are."""
     work: Path
     """An empty directory."""
+    open_initial: Callable[[], StartingWeights] | None = None
+    """Opens the weights that training starts from, in a rank's process; must pickle."""
     device: Literal["cpu", "cuda"] = "cpu"
 
     def job(self, name: str, *, log: str | None = None, kill: Kill | None = None) -> TrainJob:
@@ -112,6 +115,7 @@ class Experiment:
             config=self.config,
             workspace=str(self.work / name / "workspace"),
             open_dataset=functools.partial(WatchedRows, self.open_dataset, log_directory=rows, kill=kill),
+            open_initial=self.open_initial,
             project_root=self.project_root,
         )
 

@@ -4,18 +4,21 @@ Owns what of the stage's parameters the experiment changes. The one decision: on
 observed change; model, data, batch, optimizer and seed are the user's own.
 """
 
+import functools
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from converters.starting_weights import open_weights
 from pipeline.data.arrays import ArrayDataset
 from pipeline.data.dataset import TokenDataset, open_dataset
 from pipeline.diagnostics.verify_resume import OTHER_WORLD_TOLERANCE, Experiment, default_kills, verify_resume
 from pipeline.errors import ParameterError
 from pipeline.stages.parameters import TrainFsdpParameters
 from pipeline.stages.protocol import Resources
+from pipeline.stages.starting_point import starting_point
 from pipeline.stages.train_fsdp import config_of
 from pipeline.training.config import TrainConfig
 from pipeline.training.device import choose_device, num_cuda_devices
@@ -27,7 +30,7 @@ def verify_stage(
     parameters: TrainFsdpParameters,
     *,
     resources: Resources,
-    dataset: Path,
+    inputs: Mapping[str, tuple[Path, str]],
     project_root: Path,
     steps: int,
     checkpoint_every: int,
@@ -41,7 +44,7 @@ def verify_stage(
     Args:
         parameters: of the stage.
         resources: of the stage; its `workers` are killed and resume.
-        dataset: directory of the dataset.
+        inputs: directory and digest of each input of the stage.
         project_root: what paths of the stage are relative to.
         steps: optimizer steps of the experiment.
         checkpoint_every: steps between its checkpoints.
@@ -56,9 +59,13 @@ def verify_stage(
     device = choose_device(
         parameters.device, gpus_per_worker=resources.gpus or 0.0, available_gpus=float(num_cuda_devices())
     )
+    dataset = inputs["dataset"][0]
     opened = open_dataset(dataset)
+    start = starting_point(parameters, committed=inputs.get("initial"), project_root=project_root)
     config = _shortened(
-        config_of(parameters, opened, project_root=project_root), steps=steps, checkpoint_every=checkpoint_every
+        config_of(parameters, opened, project_root=project_root, start=start),
+        steps=steps,
+        checkpoint_every=checkpoint_every,
     )
     half = resources.workers // 2 if resources.workers > 1 else 2
     other = half if other_workers is None else other_workers
@@ -67,6 +74,7 @@ def verify_stage(
         experiment = Experiment(
             config=config,
             open_dataset=opener_of(dataset, config),
+            open_initial=None if start is None else functools.partial(open_weights, start.place),
             project_root=str(project_root),
             work=Path(work),
             device=device.device,

@@ -5,7 +5,6 @@ the files that a fine-tuned model inherits. Knows nothing of training. The one d
 lie; a copy in another format would cost their size in disk and time, and a rank reads only its shards.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from converters.source import COMPANION_FILES
 from converters.starting_weights import NamedWeights, open_weights
 from pipeline.stages.checkpoint_identity import digest_of, local_place
 from pipeline.stages.parameters import TrainFsdpParameters
-from pipeline.stages.protocol import InputArtifact
 from pipeline.training.checkpoints.checkpoint import TOKENIZER_NAME
 from pipeline.training.tasks.model import model_config
 
@@ -41,9 +39,14 @@ class StartingPoint:
 
 
 def starting_point(
-    parameters: TrainFsdpParameters, inputs: Mapping[str, InputArtifact], *, project_root: Path
+    parameters: TrainFsdpParameters, *, committed: tuple[Path, str] | None, project_root: Path
 ) -> StartingPoint | None:
     """What `initial` names, opened; None where training starts from scratch.
+
+    Args:
+        parameters: of the stage.
+        committed: directory and digest of the artifact, where `initial` is an output of a stage.
+        project_root: where relative paths start.
 
     Raises:
         CheckpointError: there is no checkpoint, or it is damaged.
@@ -55,7 +58,8 @@ def starting_point(
         place = local_place(parameters.initial, project_root)
         digest = digest_of(parameters.initial, project_root)
     else:
-        place, digest = str(inputs["initial"].path), inputs["initial"].digest
+        assert committed is not None
+        place, digest = str(committed[0]), committed[1]
     return StartingPoint(place=place, digest=digest, weights=open_weights(place))
 
 

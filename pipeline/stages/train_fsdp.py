@@ -68,7 +68,12 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
     dataset = open_dataset(source.path)
     rows = {split: dataset.num_rows(split) for split in ("train", "validation")}
     context.reporter.dataset("train", digest=source.digest, source=source.stage, facts={"rows": rows})
-    start = starting_point(parameters, context.inputs, project_root=context.project_root)
+    given = context.inputs.get("initial")
+    start = starting_point(
+        parameters,
+        committed=None if given is None else (given.path, given.digest),
+        project_root=context.project_root,
+    )
     config = config_of(parameters, dataset, project_root=context.project_root, start=start)
     gpus = context.resources.gpus or 0.0
     device = choose_device(parameters.device, gpus_per_worker=gpus, available_gpus=cluster_gpus())

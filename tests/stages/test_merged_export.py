@@ -62,7 +62,7 @@ def tuned(stage_context, tiny_dataset: Path, tmp_path: Path) -> tuple[Path, Path
         validation_sequences=8,
     )
     context = stage_context(parameters, {"dataset": tiny_dataset})
-    start = starting_point(parameters, context.inputs, project_root=tmp_path)
+    start = starting_point(parameters, committed=None, project_root=tmp_path)
     config = config_of(parameters, open_dataset(tiny_dataset), project_root=tmp_path, start=start)
     job = TrainJob(
         config=config,

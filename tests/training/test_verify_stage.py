@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig, LlamaForCausalLM
 
 from pipeline.diagnostics import verify_stage
 from pipeline.errors import ParameterError
 from pipeline.stages.parameters import TrainFsdpParameters
 from pipeline.stages.protocol import Resources
+from pipeline.training.config import Lora
 
 SEQUENCE_LENGTH = 16
 
@@ -23,7 +25,7 @@ def verify(token_rows: Path, tmp_path: Path, make_job, monkeypatch):
             return {}
 
     def experiment(given, **options):
-        handed.update(options, config=given.config)
+        handed.update(options, config=given.config, open_initial=given.open_initial)
         return Report()
 
     monkeypatch.setattr(verify_stage, "verify_resume", experiment)
@@ -39,7 +41,7 @@ def verify(token_rows: Path, tmp_path: Path, make_job, monkeypatch):
         verify_stage.verify_stage(
             TrainFsdpParameters(**given),
             resources=Resources(workers=workers),
-            dataset=token_rows,
+            inputs={"dataset": (token_rows, "digest")},
             project_root=tmp_path,
             steps=10,
             checkpoint_every=3,
@@ -71,3 +73,12 @@ def test_ranks_that_cannot_train_it_are_refused_before_any_starts(verify) -> Non
         verify(other_workers=3)
     with pytest.raises(ParameterError, match="2 does not divide 1 workers"):
         verify(parallel="hsdp", shard_group=2)
+
+
+def test_weights_that_the_stage_starts_from_go_along(verify, tmp_path: Path) -> None:
+    config = AutoConfig.for_model(**json.loads((tmp_path / "tiny.json").read_text()))
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "base")
+    handed = verify(model=None, initial="base", lora={"rank": 2})
+    assert handed["config"].initial.startswith("sha256:")
+    assert handed["config"].lora == Lora(rank=2)
+    assert "model.norm.weight" in handed["open_initial"]().shapes
