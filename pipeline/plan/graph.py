@@ -249,6 +249,8 @@ class _Resolver:
         given = self.given.get(spec.name)
         if given is None:
             return None
+        for problem in given.problems_within(spec.timeout_seconds):
+            self._tell("wrong-order", problem, path=f"stages.{spec.name}", position=spec.position("timeout_seconds"))
         return ResolvedStage(
             name=spec.name,
             kind=kind,

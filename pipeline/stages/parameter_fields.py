@@ -21,3 +21,7 @@ class Parameters(BaseModel):
     """Base of all: strict keys, frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def problems_within(self, timeout_seconds: float | None) -> list[str]:
+        """What here does not fit into the stage's own `timeout_seconds`, where it has one; in words."""
+        return []

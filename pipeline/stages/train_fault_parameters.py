@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from pipeline.stages.parameter_fields import Parameters
-from pipeline.training.fault_policy import deadline_problems
+from pipeline.training.fault_policy import NOT_NESTED, deadline_problems
 
 
 class NonFiniteParameters(Parameters):
@@ -56,14 +56,23 @@ class FaultParameters(Parameters):
 
     @model_validator(mode="after")
     def _check_order(self) -> "FaultParameters":
-        problems = deadline_problems(
+        problems = self.problems_within(None)
+        if problems:
+            raise ValueError(NOT_NESTED + "; ".join(problems))
+        return self
+
+    def problems_within(self, timeout_seconds: float | None) -> list[str]:
+        """Deadlines in the wrong order.
+
+        The stage's own is held against those that the flow gives; one that is shorter than a default is simply first.
+        """
+        is_given = bool({"step_timeout_seconds", "start_timeout_seconds"} & self.model_fields_set)
+        return deadline_problems(
             collective_timeout_seconds=self.collective_timeout_seconds,
             step_timeout_seconds=self.step_timeout_seconds,
             start_timeout_seconds=self.start_timeout_seconds,
+            stage_timeout_seconds=timeout_seconds if is_given else None,
         )
-        if problems:
-            raise ValueError("deadlines are not nested: " + "; ".join(problems))
-        return self
 
 
 class PreemptionParameters(Parameters):

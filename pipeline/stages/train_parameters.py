@@ -191,6 +191,10 @@ class TrainFsdpParameters(Parameters):
         json_schema_extra=SOURCE_FILE,
     )
 
+    def problems_within(self, timeout_seconds: float | None) -> list[str]:
+        """Deadlines of `faults` that are longer than the stage's."""
+        return self.faults.problems_within(timeout_seconds)
+
     @model_validator(mode="after")
     def _has_a_model(self) -> Self:
         if self.model is None and self.initial is None:

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field
 
 Signal = Literal["TERM", "USR1", "USR2", "HUP", "INT"]
 Seconds = Annotated[float, Field(gt=0)]
+NOT_NESTED = "deadlines are not nested: "
 HEALTH_CHECK_MARGIN_SECONDS = 60.0
 """A watchdog that ends its process is given so long before the executor ends it."""
 
@@ -42,6 +43,16 @@ class FaultPolicy:
     non_finite: NonFinitePolicy = field(default_factory=NonFinitePolicy)
     out_of_memory: Literal["stop", "smaller_micro_batch"] = "stop"
 
+    def __post_init__(self) -> None:
+        """Raise ValueError where deadlines are not nested."""
+        problems = deadline_problems(
+            collective_timeout_seconds=self.collective_timeout_seconds,
+            step_timeout_seconds=self.step_timeout_seconds,
+            start_timeout_seconds=self.start_timeout_seconds,
+        )
+        if problems:
+            raise ValueError(NOT_NESTED + "; ".join(problems))
+
     @property
     def health_check_timeout_seconds(self) -> float:
         """How long an executor waits for a rank that gives no sign of life."""
@@ -64,7 +75,7 @@ def deadline_problems(
     collective_timeout_seconds: float,
     step_timeout_seconds: float,
     start_timeout_seconds: float,
-    run_timeout_seconds: float | None = None,
+    stage_timeout_seconds: float | None = None,
 ) -> list[str]:
     """Every pair of deadlines in the wrong order, in words; empty where all are nested.
 
@@ -72,18 +83,18 @@ def deadline_problems(
         collective_timeout_seconds: of `FaultPolicy`, as the next two.
         step_timeout_seconds: as above.
         start_timeout_seconds: as above.
-        run_timeout_seconds: the stage's `timeout_seconds`; None where the flow sets none.
+        stage_timeout_seconds: the stage's `timeout_seconds`; None where the flow sets none.
     """
     health = step_timeout_seconds + HEALTH_CHECK_MARGIN_SECONDS
     nested = [
         ("collective_timeout_seconds", collective_timeout_seconds, "step_timeout_seconds", step_timeout_seconds),
         ("step_timeout_seconds", step_timeout_seconds, "start_timeout_seconds", start_timeout_seconds),
     ]
-    if run_timeout_seconds is not None:
+    if stage_timeout_seconds is not None:
         name = "the stage's timeout_seconds"
         nested += [
-            ("the health check (step_timeout_seconds + 60)", health, name, run_timeout_seconds),
-            ("start_timeout_seconds", start_timeout_seconds, name, run_timeout_seconds),
+            ("the health check (step_timeout_seconds + 60)", health, name, stage_timeout_seconds),
+            ("start_timeout_seconds", start_timeout_seconds, name, stage_timeout_seconds),
         ]
     return [
         f"{inner} is {inner_value:g} and must be below {outer}, which is {outer_value:g}"

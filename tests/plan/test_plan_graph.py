@@ -100,6 +100,15 @@ def test_misspellings_are_found_and_corrected(problems_of, chain, old, new, code
     assert (problem.path, problem.nearest) == (where, nearest)
 
 
+def test_deadlines_of_a_gang_fit_into_that_of_its_stage(open_text, problems_of, chain):
+    short = chain.replace("    resources: {workers: 2}\n", "    resources: {workers: 2}\n    timeout_seconds: 60\n")
+    open_text(short)  # a default that is longer does no harm
+    given = short.replace("    with:\n", "    with:\n      faults: {step_timeout_seconds: 400}\n")
+    assert [(problem.code, problem.path) for problem in problems_of(given)] == [("wrong-order", "stages.train")] * 2
+    assert "must be below the stage's timeout_seconds, which is 60" in problems_of(given)[0].found
+    assert problems_of(given)[0].position.line == given[: given.index("timeout_seconds: 60")].count("\n") + 1
+
+
 def test_an_unknown_output_says_what_the_stage_produces(problems_of, chain):
     (problem,) = problems_of(chain.replace("outputs.checkpoint", "outputs.model"))
     assert problem.found == "the stage 'train' (train.fsdp) has no output 'model'"

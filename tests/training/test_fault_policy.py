@@ -10,7 +10,7 @@ from pipeline.training.fault_policy import FaultPolicy, NonFinitePolicy, Preempt
 
 def test_every_deadline_in_the_wrong_order_is_named_at_once() -> None:
     found = deadline_problems(
-        collective_timeout_seconds=20, step_timeout_seconds=10, start_timeout_seconds=10, run_timeout_seconds=5
+        collective_timeout_seconds=20, step_timeout_seconds=10, start_timeout_seconds=10, stage_timeout_seconds=5
     )
     assert found == [
         "collective_timeout_seconds is 20 and must be below step_timeout_seconds, which is 10",
@@ -26,6 +26,11 @@ def test_defaults_are_nested_and_the_same_for_flows_and_jobs() -> None:
     assert NonFiniteParameters().model_dump() == {"skip": NonFinitePolicy().skip, "then": NonFinitePolicy().then}
     given = PreemptionParameters().model_dump()
     assert Preemption(signals=tuple(given["signals"]), grace_seconds=given["grace_seconds"]) == Preemption()
+
+
+def test_a_job_refuses_deadlines_that_are_not_nested() -> None:
+    with pytest.raises(ValueError, match="step_timeout_seconds is 600 and must be below start_timeout_seconds"):
+        FaultPolicy(start_timeout_seconds=500.0)
 
 
 def test_a_stage_refuses_deadlines_that_are_not_nested() -> None:
