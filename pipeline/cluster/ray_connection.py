@@ -53,6 +53,16 @@ def connect(address: str, *, verbose: bool) -> Capacity:
     )
 
 
+def answers(address: str) -> bool:
+    """True where somebody listens at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
 def _check_reachable(address: str) -> None:
     """Ray retries an address where nobody listens for minutes; a TCP connection tells in seconds."""
     host, _, port = address.rpartition(":")

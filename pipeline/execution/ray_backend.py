@@ -15,7 +15,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from pipeline.cluster import ray_connection
 from pipeline.cluster.capacity import Capacity
 from pipeline.cluster.ray_placement import remove_groups
-from pipeline.errors import FailureClass
+from pipeline.errors import ClusterError, FailureClass
 from pipeline.execution.backend import Failure, WorkOutcome, WorkRequest
 from pipeline.execution.ray_worker import StageWorker
 from pipeline.stages.protocol import Report, Resources
@@ -23,13 +23,41 @@ from pipeline.stages.protocol import Report, Resources
 # Passed on to the attempt's process where the driver has them: where models, caches and libraries may look.
 PASSED_VARIABLES = ("HF_HUB_OFFLINE", "JAX_PLATFORMS", "XLA_FLAGS", "PYTHONPATH")
 SCHEDULE_SECONDS = 120.0
+HEAD_LOOK_SECONDS = 2.0
+HEAD_FAILURES = 2
 _DRAIN_TIMEOUT_SECONDS = 5.0
+
+
+class HeadWatch:
+    """Whether the head still listens; asked at most every `HEAD_LOOK_SECONDS`, and gone for good after two noes.
+
+    Ray would wait a minute for its head and then end this process, before the run's end is written anywhere.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._num_failures = 0
+        self._looked_at = time.monotonic()
+
+    @property
+    def why(self) -> str:
+        """For the error."""
+        return f"the Ray head at {self.address} does not answer any more"
+
+    def is_gone(self) -> bool:
+        """True where it did not answer twice in a row."""
+        now = time.monotonic()
+        if self._num_failures < HEAD_FAILURES and now - self._looked_at >= HEAD_LOOK_SECONDS:
+            self._looked_at = now
+            self._num_failures = 0 if ray_connection.answers(self.address) else self._num_failures + 1
+        return self._num_failures >= HEAD_FAILURES
 
 
 class RayAttempt:
     """One actor."""
 
-    def __init__(self, request: WorkRequest) -> None:
+    def __init__(self, request: WorkRequest, *, head: "HeadWatch") -> None:
+        self._head = head
         asked = request.actor_resources
         self._asked = asked
         self._name = f"{request.run_id}/{request.stage}/{request.attempt}"
@@ -54,7 +82,7 @@ class RayAttempt:
 
     def drain(self) -> list[Report]:
         """See `Attempt.drain`; empty while the actor is not up or is gone."""
-        if not self._is_running:
+        if not self._is_running or self._head.is_gone():
             return []
         try:
             reports: list[Report] = ray.get(self._actor.drain.remote(), timeout=_DRAIN_TIMEOUT_SECONDS)
@@ -64,6 +92,8 @@ class RayAttempt:
 
     def poll(self) -> WorkOutcome | None:
         """See `Attempt.poll`."""
+        if self._head.is_gone():
+            return _infrastructure(self._head.why, None)
         if not self._is_running:
             self._is_running = self._has_started()
         ready, _ = ray.wait([self._outcome], timeout=0)
@@ -92,6 +122,8 @@ class RayAttempt:
 
     def end(self) -> None:
         """See `Attempt.end`."""
+        if self._head.is_gone():
+            return  # what ran on it ends with it
         with contextlib.suppress(RayError):
             ray.kill(self._actor, no_restart=True)
             remove_groups(self._name)
@@ -111,18 +143,26 @@ class RayBackend:
 
     def __init__(self, *, address: str, verbose: bool) -> None:
         self._capacity = ray_connection.connect(address, verbose=verbose)
+        self._head = HeadWatch(address)
 
     def capacity(self) -> Capacity:
-        """See `Backend.capacity`."""
+        """See `Backend.capacity`.
+
+        Raises:
+            ClusterError: the head is gone; no attempt can be started.
+        """
+        if self._head.is_gone():
+            raise ClusterError(self._head.why, hint="`pipeline rerun RUN_ID` takes the run up on a new head")
         return self._capacity
 
     def start(self, request: WorkRequest) -> RayAttempt:
         """See `Backend.start`."""
-        return RayAttempt(request)
+        return RayAttempt(request, head=self._head)
 
     def close(self) -> None:
-        """See `Backend.close`."""
-        ray_connection.disconnect()
+        """See `Backend.close`; to a head that is gone there is nothing to say."""
+        if not self._head.is_gone():
+            ray_connection.disconnect()
 
 
 def _environment(request: WorkRequest, asked: Resources) -> Mapping[str, str]:

@@ -5,11 +5,15 @@ import signal
 import sqlite3
 import time
 
+import psutil
 import pytest
 from flow_project import FLOW, end, events_until, has_committed_step
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(420)]
 
+HEAD_NOTICED_SECONDS = 30.0
+"""Two looks of 2 s, and the end of the process beside busy ones."""
+LEFTOVER_SECONDS = 60.0
 LONG = FLOW.replace("steps: 12", "steps: 60")
 
 
@@ -86,4 +90,24 @@ def test_ctrl_c_ends_in_order_and_the_next_run_goes_on_from_the_commit(project) 
         time.sleep(0.5)
     project.run("run", "flow.yaml", "-P", "learning_rate=4e-3")
     train = next(stage for stage in project.json("show", "latest")["stages"] if stage["name"] == "train")
+    assert train["metrics"]["resumed_from_step"] >= 8
+
+
+def test_a_killed_head_fails_the_run_at_once_and_it_is_taken_up_on_a_new_one(project) -> None:
+    process = project.start("run", "flow.yaml", "-P", "learning_rate=5e-3")
+    events_until(process, has_committed_step(12))
+    killed = project.head_processes()
+    next(one for one in killed if one.name() == "gcs_server").kill()
+    told_at = time.monotonic()
+    code, _ = finished(process)
+    assert code == 3
+    assert time.monotonic() - told_at < HEAD_NOTICED_SECONDS
+    failed = project.json("runs")[0]
+    assert failed["status"] == "FAILED"
+    assert "does not answer any more" in failed["error"]
+    _, left = psutil.wait_procs(killed, timeout=LEFTOVER_SECONDS)
+    assert [one.name() for one in left] == []
+    project.run("rerun", failed["run_id"])
+    train = next(stage for stage in project.json("show", failed["run_id"])["stages"] if stage["name"] == "train")
+    assert train["status"] == "DONE"
     assert train["metrics"]["resumed_from_step"] >= 8

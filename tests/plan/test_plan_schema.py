@@ -45,7 +45,7 @@ def test_shipped_flows_fit_and_name_the_schema(validator, path):
         (("stages", "train", "with", "stpes"), 1),
         (("stages", "train", "with", "steps"), "many"),
         (("stages", "train", "with", "steps"), 0),
-        (("stages", "train", "with", "precision"), "float16"),
+        (("stages", "train", "with", "precision"), "float64"),
         (("stages", "train", "with", "dataset"), "data"),
         (("stages", "train", "with", "compile"), "yes"),
         (("stages", "train", "gates"), {"validation_lss": "<= 5"}),

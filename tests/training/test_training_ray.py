@@ -67,7 +67,7 @@ def test_a_killed_and_a_hung_rank_cost_the_steps_since_the_last_commit(
     policy = FaultPolicy(collective_timeout_seconds=HANG_SECONDS, step_timeout_seconds=60, start_timeout_seconds=120)
     reports: list[Report] = []
     end = train_on_ray(
-        make_job(open_dataset=rows, faults=policy),
+        make_job(open_dataset=rows, faults=policy, checkpoint_async=False),
         gang=replace(GANG, max_worker_failures=2),
         make_reporter=BufferedReporter,
         deliver=reports.extend,
@@ -85,8 +85,8 @@ def test_a_killed_and_a_hung_rank_cost_the_steps_since_the_last_commit(
     killed, hung = recoveries(reports)
     assert killed["rto_detect_seconds"] < KILL_NOTICED_SECONDS
     assert hung["rto_detect_seconds"] > HANG_SECONDS
+    assert (killed["rpo_steps"], hung["rpo_steps"]) == (1, 2)
     for parts in (killed, hung):
-        assert parts["rpo_steps"] == pytest.approx(1, abs=1)
         assert parts["rto_teardown_seconds"] > 0
         assert parts["rto_schedule_seconds"] > 0
     assert [pid for pid in pids if psutil.pid_exists(pid)] == []
