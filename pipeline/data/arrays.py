@@ -114,6 +114,11 @@ class ArrayDataset:
         positions = rank_positions(step, rows_per_step=rows_per_step, rank=rank, world_size=world_size)
         return self.rows("train", shuffled_rows(positions, num_rows=self.num_rows("train"), seed=seed))
 
+    def step_rows(self, step: int, *, rows_per_step: int, seed: int) -> Mapping[str, list[int]]:
+        """Training rows of all ranks in step `step` (from 0), as `train`."""
+        positions = rank_positions(step, rows_per_step=rows_per_step)
+        return {"train": shuffled_rows(positions, num_rows=self.num_rows("train"), seed=seed).tolist()}
+
     def epochs(self, step: int, *, rows_per_step: int, seed: int) -> Mapping[str, float]:
         """Passes over the training examples after `step` steps."""
         return {"epoch": step * rows_per_step / self.num_rows("train")}

@@ -143,6 +143,11 @@ class MixtureDataset:
             rows[chosen] = dataset.row_at(own, seed=seed)
         return sources, rows
 
+    def step_rows(self, step: int, *, rows_per_step: int, seed: int) -> Mapping[str, list[int]]:
+        """Training rows of all ranks in step `step` (from 0), of each dataset."""
+        sources, rows = self.row_at(rank_positions(step, rows_per_step=rows_per_step), seed=seed)
+        return {name: rows[sources == number].tolist() for number, name in enumerate(self.datasets)}
+
     def epochs(self, step: int, *, rows_per_step: int, seed: int) -> Mapping[str, float]:
         """Passes over the training rows of each dataset after `step` steps."""
         order, end = MixtureOrder(parts=self.parts, seed=seed), np.array([step * rows_per_step])

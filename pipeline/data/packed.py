@@ -161,6 +161,11 @@ class PackedDataset:
             self._shards.read_ahead("train", order.shards_near(int(positions[-1]))[1])
         return order.rows(positions)
 
+    def step_rows(self, step: int, *, rows_per_step: int, seed: int) -> Mapping[str, list[int]]:
+        """Training rows of all ranks in step `step` (from 0), as `train`."""
+        positions = rank_positions(step, rows_per_step=rows_per_step)
+        return {"train": self.row_at(positions, seed=seed).tolist()}
+
     def epochs(self, step: int, *, rows_per_step: int, seed: int) -> Mapping[str, float]:
         """Passes over the training rows after `step` steps."""
         return {"epoch": step * rows_per_step / self.num_rows("train")}

@@ -147,6 +147,7 @@ def _run(session: Session, reporter: Reporter) -> TrainResult:
         state, made = _validate_and_save(session, reporter, state, saves=state.step == config.steps)
         commit = made or commit
     state, made = advance(session, reporter, state=state, until=config.steps)
+    session.checkpointer.report(reporter)
     commit = made or commit
     if commit is None:
         raise StageError("no step was run and no checkpoint exists", hint="`steps` must be at least 1")
@@ -232,9 +233,8 @@ def _after_bad_step(session: Session, reporter: Reporter, outcome: StepOutcome, 
     """
     counts, config = session.guard.non_finite, session.config
     found = f"step {step + 1} of {config.steps}: the gradient norm is {outcome.gradient_norm}"
-    rows = session.plan.rows_per_step
-    first = (step + counts.data_offset) * rows
-    where = f"rows {first} to {first + rows - 1} of the data's order"
+    rows = session.task.step_rows(step + counts.data_offset, plan=session.plan, seed=config.seed)
+    where = "; ".join(f"rows of {name}: {', '.join(map(str, sorted(own)))}" for name, own in rows.items() if own)
     if counts.may_skip():
         reporter.note(f"{found}; skipped ({where}), {counts.in_a_row} in a row of {counts.policy.skip} allowed")
         reporter.metrics({"skipped_steps": float(counts.skipped)}, step=step + 1)

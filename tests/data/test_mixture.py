@@ -94,6 +94,8 @@ def test_rows_come_from_each_dataset_once_an_epoch_of_its_own(tmp_path: Path, ma
         assert np.array_equal(whole[1::2], parts[1])
         sources, rows = mixture.row_at(np.arange(step * rows_per_step, (step + 1) * rows_per_step), seed=seed)
         seen.update(zip(sources.tolist(), rows.tolist(), strict=True))
+        named = mixture.step_rows(step, rows_per_step=rows_per_step, seed=seed)
+        assert [named["small"], named["large"]] == [rows[sources == number].tolist() for number in (0, 1)]
         for place, (source, row) in enumerate(zip(sources, rows, strict=True)):
             dataset = list(mixture.datasets.values())[source]
             assert np.array_equal(whole[place], dataset.rows("train", np.array([row]))[0])

@@ -104,6 +104,10 @@ class LanguageTask:
         """Targets that count, where documents are masked."""
         return int((rows["places"][:, 1:] != 0).sum()) if isinstance(rows, Mapping) else None
 
+    def step_rows(self, step: int, *, plan: BatchPlan, seed: int) -> Mapping[str, list[int]]:
+        """See `Task.step_rows`."""
+        return self._dataset.step_rows(step, rows_per_step=plan.rows_per_step, seed=seed)
+
     def epochs(self, step: int, *, plan: BatchPlan, seed: int) -> Mapping[str, float]:
         """`epoch`, or `epoch_NAME` of each dataset of a mixture."""
         return self._dataset.epochs(step, rows_per_step=plan.rows_per_step, seed=seed)

@@ -86,6 +86,10 @@ class ModuleTask:
         """Each row is one."""
         return None
 
+    def step_rows(self, step: int, *, plan: BatchPlan, seed: int) -> Mapping[str, list[int]]:
+        """See `Task.step_rows`."""
+        return self._dataset.step_rows(step, rows_per_step=plan.rows_per_step, seed=seed)
+
     def epochs(self, step: int, *, plan: BatchPlan, seed: int) -> Mapping[str, float]:
         """`epoch`."""
         return self._dataset.epochs(step, rows_per_step=plan.rows_per_step, seed=seed)

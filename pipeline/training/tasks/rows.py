@@ -67,6 +67,10 @@ class TokenRows(Protocol):
         """`positions` of the rows that `train_rows` gives for the same arguments."""
         ...
 
+    def step_rows(self, step: int, *, rows_per_step: int, seed: int) -> Mapping[str, list[int]]:
+        """Training rows of all ranks in step `step` (from 0), by the name of what they are rows of."""
+        ...
+
     def epochs(self, step: int, *, rows_per_step: int, seed: int) -> Mapping[str, float]:
         """Passes over the training rows after `step` steps: `epoch`, or `epoch_NAME` of each dataset of a mixture."""
         ...
@@ -127,6 +131,10 @@ class ArrayRows(Protocol):
 
     def train_rows(self, step: int, *, rows_per_step: int, rank: int, world_size: int, seed: int) -> Examples:
         """What a rank trains on in optimizer step `step` (from 0), rows_per_step / world_size examples."""
+        ...
+
+    def step_rows(self, step: int, *, rows_per_step: int, seed: int) -> Mapping[str, list[int]]:
+        """Training rows of all ranks in step `step` (from 0), by the name of what they are rows of."""
         ...
 
     def epochs(self, step: int, *, rows_per_step: int, seed: int) -> Mapping[str, float]:

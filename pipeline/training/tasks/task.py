@@ -66,6 +66,10 @@ class Task(Protocol):
         """Units that the loss of `rows` is a sum over; None where it is as many for any rows of that number."""
         ...
 
+    def step_rows(self, step: int, *, plan: BatchPlan, seed: int) -> Mapping[str, list[int]]:
+        """Training rows of all ranks in step `step` (from 0), by the name of what they are rows of."""
+        ...
+
     def epochs(self, step: int, *, plan: BatchPlan, seed: int) -> Mapping[str, float]:
         """Passes over the training rows after `step` steps, by the name of a metric."""
         ...
