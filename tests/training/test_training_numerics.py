@@ -112,7 +112,7 @@ def test_two_ranks_compute_what_one_does(make_job, one_rank: WorkerContext, jobs
 class GoldenRows:
     """Rows that are arithmetic, so that they are the same on every machine."""
 
-    sequence_length, vocabulary_size, eos_token_id = 16, 300, 0
+    sequence_length, vocabulary_size, eos_token_id, digest = 16, 300, 0, "00" * 32
 
     def __init__(self, tokenizer_path: Path) -> None:
         self.tokenizer_path = tokenizer_path

@@ -3,8 +3,8 @@
 Owns which operators a selective block keeps. Knows nothing of sharding. The one decision: a block draws the random
 numbers of its first pass again when it is recomputed, so recomputing changes no gradient by a bit.
 
-Kept for the backward pass, per token and block, in elements, with H hidden size and I the MLP's: none keeps about
-16 H + 4 I; selective 7 H + 2 I and recomputes norms, rotary embeddings, activations and products by element; full H.
+Kept for the backward pass of configs/models/llama-8m.json (H = 384, I = 1024), float32 values a token and block: none
+7432, selective 4230, full 384, the block's input alone.
 """
 
 import functools

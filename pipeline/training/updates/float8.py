@@ -5,6 +5,7 @@ row's (torchao's rowwise recipe), and everything that is sent between ranks stay
 matter of one rank's products alone.
 """
 
+import dataclasses
 import importlib
 import importlib.util
 from collections.abc import Iterable
@@ -62,8 +63,10 @@ def use_float8(model: nn.Module, blocks: Iterable[nn.Module]) -> None:
     """Replace the linear layers of blocks, in place; called before blocks are compiled and sharded."""
     names = set(float8_layers(model, blocks))
     float8 = importlib.import_module("torchao.float8")
+    recipe = float8.Float8LinearConfig.from_recipe_name("rowwise")
     float8.convert_to_float8_training(
         model,
-        config=float8.Float8LinearConfig.from_recipe_name("rowwise"),
+        # The tokens of a pass are an inner dim too, in the gradient of a weight, and any number of them is allowed.
+        config=dataclasses.replace(recipe, pad_inner_dim=True),
         module_filter_fn=lambda _, name: name in names,
     )
