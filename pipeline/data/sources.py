@@ -19,7 +19,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from pipeline.data.document import Document
-from pipeline.data.json_lines import documents_of_lines
+from pipeline.data.json_lines import Render, documents_of_lines
 from pipeline.errors import ParameterError
 
 REMOTE_BACKEND = "pipeline.data.remote"
@@ -79,8 +79,15 @@ def digests(parameters: TextParameters, project_root: Path) -> Mapping[str, str]
     return {"source": f"sha256:{hasher.hexdigest()}"}
 
 
-def read_documents(parameters: TextParameters, project_root: Path) -> Iterator[Document]:
+def read_documents(
+    parameters: TextParameters, project_root: Path, *, render: Render | None = None
+) -> Iterator[Document]:
     """Every document of the source, ordered by file name and line.
+
+    Args:
+        parameters: what is read.
+        project_root: where relative paths start.
+        render: makes one text of the messages of a JSON line; there are none where it is None.
 
     Raises:
         ParameterError: the source does not exist or is empty, is not UTF-8, or a JSON line lacks the field; names the
@@ -91,7 +98,7 @@ def read_documents(parameters: TextParameters, project_root: Path) -> Iterator[D
     for name, content in _contents(parameters.source, project_root):
         text = _decode_python(content) if is_stdlib else _decode(name, content)
         if parameters.json_field is not None:
-            documents: Iterator[Document] = documents_of_lines(name, text, field=parameters.json_field)
+            documents: Iterator[Document] = documents_of_lines(name, text, field=parameters.json_field, render=render)
         else:
             documents = iter([Document(name=name, text=text)])
         for document in documents:

@@ -47,8 +47,9 @@ def special_id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def encode(tokenizer: Tokenizer, documents: Sequence[Document], *, end: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Token ids of each document, int64 [tokens + 1], the last one `end`."""
+    """Token ids of each document, int64 [tokens], the last one `end`: once, where its text ends in that token too."""
     for first in range(0, len(documents), _ENCODED_TOGETHER):
         texts = [document.text for document in documents[first : first + _ENCODED_TOGETHER]]
         for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False):
-            yield np.asarray([*encoding.ids, end], dtype=np.int64)
+            ids = encoding.ids
+            yield np.asarray(ids if ids and ids[-1] == end else [*ids, end], dtype=np.int64)

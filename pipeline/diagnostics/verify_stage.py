@@ -59,8 +59,7 @@ def verify_stage(
     device = choose_device(
         parameters.device, gpus_per_worker=resources.gpus or 0.0, available_gpus=float(num_cuda_devices())
     )
-    dataset = inputs["dataset"][0]
-    opened = open_dataset(dataset)
+    opened = open_dataset(inputs["dataset"][0])
     start = starting_point(parameters, committed=inputs.get("initial"), project_root=project_root)
     config = _shortened(
         config_of(parameters, opened, project_root=project_root, start=start),
@@ -73,7 +72,7 @@ def verify_stage(
     with tempfile.TemporaryDirectory(prefix="pipeline-verify-resume-") as work:
         experiment = Experiment(
             config=config,
-            open_dataset=opener_of(dataset, config),
+            open_dataset=opener_of(inputs["dataset"][0], config),
             open_initial=None if start is None else functools.partial(open_weights, start.place),
             project_root=str(project_root),
             work=Path(work),

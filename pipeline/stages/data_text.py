@@ -5,11 +5,14 @@ decision: the stage reads the whole source into memory, which is right for the c
 property of the dataset, not of this stage.
 """
 
+from pathlib import Path
+
 from converters.location import locate
 from pipeline.data.packing import PackingPlan, write_dataset
 from pipeline.data.sources import STDLIB, digests, read_documents
 from pipeline.data.split import choose, split
-from pipeline.data.text_tokenizer import TextTokenizer, read_tokenizer
+from pipeline.data.text_tokenizer import read_tokenizer
+from pipeline.stages.chat_rendering import chat_renderer
 from pipeline.stages.checkpoint_identity import local_place
 from pipeline.stages.parameters import DataTextParameters
 from pipeline.stages.protocol import StageContext, StageResult
@@ -27,9 +30,10 @@ def run(context: StageContext[DataTextParameters]) -> StageResult:
     reporter = context.reporter
     reporter.progress(0, total=3, unit="parts", note=f"reading {parameters.source}")
     digest = digests(parameters, context.project_root)["source"]
-    given = _given_tokenizer(context)
+    place = _tokenizer_place(context)
+    given = None if place is None else read_tokenizer(place)
     documents = choose(
-        read_documents(parameters, context.project_root),
+        read_documents(parameters, context.project_root, render=None if place is None else chat_renderer(place)),
         seed=parameters.seed,
         max_documents=parameters.max_documents,
         max_bytes=parameters.max_bytes,
@@ -76,11 +80,9 @@ def run(context: StageContext[DataTextParameters]) -> StageResult:
     return StageResult(metrics=metrics, facts={"source": shown, "source_digest": digest})
 
 
-def _given_tokenizer(context: StageContext[DataTextParameters]) -> TextTokenizer | None:
-    """The tokenizer that `tokenizer` names; None where one is to be trained."""
+def _tokenizer_place(context: StageContext[DataTextParameters]) -> Path | None:
+    """Where the tokenizer that `tokenizer` names lies; None where one is to be trained."""
     named = context.parameters.tokenizer
-    if named is None:
-        return None
     if isinstance(named, str):
-        return read_tokenizer(locate(local_place(named, context.project_root)))
-    return read_tokenizer(context.input("tokenizer").path)
+        return locate(local_place(named, context.project_root))
+    return None if named is None else context.input("tokenizer").path

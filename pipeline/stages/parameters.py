@@ -39,7 +39,9 @@ class DataTextParameters(Parameters):
         json_schema_extra=NOT_IDENTITY,  # the digest of what it holds is identity, see the kind's `sources`
     )
     json_field: str | None = Field(
-        None, description="Read the source as JSON Lines and take this field of each line as one document."
+        None,
+        description="Read the source as JSON Lines and take this field of each line as one document: a text, or, where "
+        "`tokenizer` is of a model with a chat template, a list of messages (`role`, `content`), which it renders.",
     )
     tokenizer: CheckpointOrPlace | None = Field(
         None,

@@ -16,7 +16,7 @@ from pipeline.errors import ParameterError
 from pipeline.stages.checkpoint_identity import local_place
 from pipeline.stages.parameters import DataTextParameters
 
-_READ = ("tokenizer.json", "tokenizer_config.json", "config.json")
+_READ = ("tokenizer.json", "tokenizer_config.json", "config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
 def digests(parameters: DataTextParameters, project_root: Path) -> Mapping[str, str]:

@@ -1,11 +1,14 @@
 """`data.text` as the runner calls it."""
 
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
+from tokenizers import Tokenizer
 
 from pipeline.data.packed import PackedDataset
 from pipeline.errors import ParameterError
@@ -86,3 +89,32 @@ def test_a_tokenizer_of_a_model_is_taken_and_identified_by_what_is_read_of_it(
     assert result.metrics["vocabulary_size"] == PackedDataset.open(own.parent).vocabulary_size
     with pytest.raises(ValidationError, match="leave one of them out"):
         DataTextParameters(tokenizer="model", vocabulary_size=400)
+
+
+def test_conversations_are_rendered_by_the_template_that_serves(stage_context, texts: Path, tmp_path: Path) -> None:
+    run(stage_context(DataTextParameters(source="texts", vocabulary_size=300, sequence_length=8), {}))
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer.json").write_bytes((tmp_path / "outputs" / "dataset" / "tokenizer.json").read_bytes())
+    (model / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}<|endoftext|>\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    turns = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "jumps over"}]
+    (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps({"messages": turns, "bad": []}) for _ in range(3)))
+    given = {"source": "chats.jsonl", "sequence_length": 8, "tokenizer": "model"}
+    context = replace(
+        stage_context(DataTextParameters(json_field="messages", **given), {}), output_root=tmp_path / "second"
+    )
+    run(context)
+    dataset = PackedDataset.open(tmp_path / "second" / "dataset")
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    text = "user: the fox<|endoftext|>\nassistant: jumps over<|endoftext|>"  # ends once, and asks for no answer
+    expected = tokenizer.encode(text).ids
+    assert dataset.rows("validation", np.array([0]))[0].tolist() == expected[:9]
+    assert dataset.manifest.splits["validation"].num_tokens == len(expected)
+    with pytest.raises(ParameterError, match="must hold messages with a role"):
+        run(stage_context(DataTextParameters(json_field="bad", **given), {}))
+    (model / "chat_template.jinja").unlink()
+    with pytest.raises(ParameterError, match="where `tokenizer` names a model with a chat template"):
+        run(stage_context(DataTextParameters(json_field="messages", **given), {}))

@@ -5,9 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch.distributed.checkpoint as dcp
+from transformers import AutoConfig, LlamaForCausalLM
 
+from converters.starting_weights import open_weights
 from pipeline.artifacts.manifest import sha256_of
 from pipeline.errors import ParameterError
 from pipeline.stages.parameters import TrainFsdpParameters
@@ -32,11 +35,11 @@ MODEL = {
 
 @pytest.fixture
 def train_context(stage_context, tiny_dataset: Path, tmp_path: Path):
-    def make(*, model: dict[str, Any] = MODEL, resources: Resources | None = None, **fields: Any):
+    def make(*, model: dict[str, Any] | None = MODEL, resources: Resources | None = None, **fields: Any):
         (tmp_path / "model.json").write_text(json.dumps(model))
         given = {
             "dataset": "${stages.data.outputs.dataset}",
-            "model": "model.json",
+            "model": None if model is None else "model.json",
             "steps": 4,
             "global_batch_tokens": 256,
             "micro_batch_sequences": 2,
@@ -84,6 +87,32 @@ def test_it_hands_on_the_final_committed_checkpoint(ray_cluster, train_context, 
     assert result.facts["device_reason"].startswith("auto: no GPU")
     steps = {report.step for report in context.reporter.drain() if report.kind == "metrics"}
     assert steps == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.ray
+def test_adapters_on_weights_that_exist_come_out_as_a_plain_model(
+    ray_cluster, train_context, tiny_dataset: Path, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    LlamaForCausalLM(AutoConfig.for_model(**MODEL)).save_pretrained(base)
+    (base / "tokenizer.json").write_bytes((tiny_dataset / "tokenizer.json").read_bytes())
+    context = train_context(model=None, initial="base", lora={"rank": 2}, learning_rate=1e-2, steps=2)
+    result = run(context)
+    directory = context.output_root / "checkpoint"
+    assert {path.name for path in directory.iterdir()} == {
+        "adapter",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "state.json",
+        "tokenizer.json",
+    }
+    assert result.metrics["validation_loss_change"] < 0
+    ours, theirs = open_weights(str(directory)), open_weights(str(base))
+    assert ours.shapes == theirs.shapes
+    changed = {name for name in ours.shapes if not np.array_equal(ours.read(name), theirs.read(name))}
+    assert len(changed) == 2 * 7
+    assert all("_proj" in name for name in changed)
 
 
 @pytest.mark.ray

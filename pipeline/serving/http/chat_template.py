@@ -80,6 +80,7 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        is_open: bool = True,
     ) -> str:
         """The text that the assistant's next message continues.
 
@@ -87,6 +88,7 @@ class ChatTemplate:
             messages: plain values of JSON.
             tools: what the assistant may call, as JSON schemas; None where there are none.
             variables: further variables of the template.
+            is_open: False for a conversation that has ended, as training reads it.
 
         Raises:
             TemplateRefusal: the template raises, by itself or because it was not written for such messages.
@@ -98,7 +100,7 @@ class ChatTemplate:
                 messages=[_plain(message) for message in messages],
                 tools=tools,
                 documents=None,
-                add_generation_prompt=True,
+                add_generation_prompt=is_open,
                 **given,
             )
         except _RENDER_ERRORS as error:
