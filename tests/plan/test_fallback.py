@@ -94,3 +94,15 @@ def test_a_stage_that_cannot_run_here_starts_with_the_hop_that_can(open_text, ch
     with pytest.raises(ClusterError, match=r"'train' asks for 20 CPUs at once; this machine has 2"):
         check_here(train, SMALL)
     check_here(train.fallback[0].stage, SMALL)
+
+
+def test_labels_are_for_what_the_product_places_itself(open_text, chain):
+    deploy = """  serve:
+    uses: deploy.serve
+    with: {model: "${stages.flax.outputs.model}", name: tiny}
+    resources: {labels: {zone: a}}
+"""
+    with pytest.raises(SpecError, match="deploy.serve places what it starts itself, and knows no labels"):
+        open_text(chain + deploy)
+    trained = open_text(chain.replace("{workers: 2}", "{workers: 2, labels: {zone: a}}")).stages[1]
+    assert trained.resources.labels == {"zone": "a"}

@@ -4,14 +4,19 @@ Owns the two calls. Imports no torch, for they run in the launcher's process too
 marks and requests; what follows from them is decided by the ranks.
 """
 
+import contextlib
+
 from pipeline.artifacts.store import open_store
+from pipeline.errors import StoreError
 from pipeline.training.faults.recovery import Outage, record_outage
 from pipeline.training.faults.requests import Flag, ask
 
 
 def record(workspace: str, noticed_at: float, torn_down_at: float) -> None:
     """Write down the end of a gang; seconds since the epoch."""
-    record_outage(open_store(workspace), Outage(noticed_at=noticed_at, torn_down_at=torn_down_at))
+    # Storage that is away is told by the next checkpoint; a mark that is missing only leaves a metric out.
+    with contextlib.suppress(StoreError):
+        record_outage(open_store(workspace), Outage(noticed_at=noticed_at, torn_down_at=torn_down_at))
 
 
 def make_way(reason: str) -> None:
