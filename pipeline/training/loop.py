@@ -23,6 +23,7 @@ from pipeline.training.faults.guard import make_watchdog
 from pipeline.training.faults.out_of_memory import memory_error, note_smaller
 from pipeline.training.faults.requests import ENDING, Flag, answered, ask, listening, reason_of
 from pipeline.training.observation import AskedToEndError, make_state, report_step, validate
+from pipeline.training.parallel.replicas import check_replicas
 from pipeline.training.reporter import Reporter
 from pipeline.training.session import Session, TrainJob, open_session
 from pipeline.training.step import StepOutcome, take_step
@@ -132,6 +133,7 @@ def _run(session: Session, reporter: Reporter) -> TrainResult:
     failpoints.reach(failpoints.Place.LOAD)
     resumed = session.checkpointer.resume(reporter, identity=config.identity())
     commit = None
+    check_replicas(session.model, session.mesh)
     if resumed is None:
         guard.restart.loaded_at = time.time()
         state = initial_state(session, reporter)
@@ -217,6 +219,7 @@ def _validated(session: Session, reporter: Reporter, *, done: int) -> dict[str, 
 def _save(session: Session, state: TrainingState, *, waits: bool) -> CheckpointCommit | None:
     """Begin a checkpoint, and wait for its commit where nothing else is left to do; the newest one."""
     session.guard.watchdog.waits_for("a checkpoint")
+    check_replicas(session.model, session.mesh)
     failpoints.reach(failpoints.Place.SAVE, step=state.step)
     session.guard.heart.saving(state.step)
     session.checkpointer.begin(state)

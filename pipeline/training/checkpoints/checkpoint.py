@@ -47,6 +47,7 @@ from pipeline.training.checkpoints.interval import SaveInterval
 from pipeline.training.checkpoints.rng import rng_state, seed_rank, set_rng_state
 from pipeline.training.checkpoints.shard_writer import AttemptFiles
 from pipeline.training.checkpoints.snapshot import Snapshots
+from pipeline.training.faults import failpoints
 from pipeline.training.parallel.tied_parameters import tied_names
 from pipeline.training.reporter import Reporter
 from pipeline.training.worker import WorkerContext
@@ -182,14 +183,17 @@ class Checkpointer:
 
     def is_due(self) -> bool:
         """True where the clock says that the next save should begin; asked of rank 0 alone."""
-        is_flying = self._flight is not None and not self._flight.is_over
-        return self.history.is_due(now=time.monotonic(), is_flying=is_flying)
+        self._land_if_over()
+        return self.history.is_due(now=time.monotonic(), is_flying=self._flight is not None)
 
     def report(self, reporter: Reporter) -> None:
         """Tell of saves that have ended."""
+        self._land_if_over()
+        self.history.report(reporter)
+
+    def _land_if_over(self) -> None:
         if self._flight is not None and self._flight.is_over:
             self._land()
-        self.history.report(reporter)
 
     def _land(self) -> None:
         flight, self._flight = self._flight, None
@@ -217,7 +221,9 @@ class Checkpointer:
                 doing=f"write step {step}",
             )
             written = time.monotonic()
+            failpoints.reach(failpoints.Place.SAVE_VOTE, step=step)
             together(lambda: self._vote(key, files, taken), doing=f"vote for step {step}")
+            failpoints.reach(failpoints.Place.SAVE_COMMIT, step=step)
             made: CheckpointCommit = self.consensus.from_first(
                 lambda: commit(self.store, key, world_size=self.worker.world_size)
             )

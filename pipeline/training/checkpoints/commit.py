@@ -214,8 +214,10 @@ def retain(store: Store, *, keep: int, generation: int) -> None:
     """
     found = find_resumable(store)
     for old in found.commits[keep:]:
-        store.delete(f"{old.key.prefix}/{COMMIT_NAME}")
-        store.delete(old.key.prefix)
+        decision = f"{old.key.prefix}/{COMMIT_NAME}"
+        store.delete(decision)
+        if store.read(decision) is None:  # not believed: a commit without files would look damaged
+            store.delete(old.key.prefix)
     for prefix in _attempt_prefixes(store):
         if _generation_of(prefix) < generation:
             _reap(store, prefix)
