@@ -72,7 +72,7 @@ class Session:
     worker: WorkerContext
     config: TrainConfig
     plan: BatchPlan
-    mesh_plan: MeshPlan
+    mesh: Mesh
     task: Task
     model: nn.Module
     parameters: list[nn.Parameter]
@@ -87,6 +87,11 @@ class Session:
     speed: Speedometer
     units: UnitCount
     num_parameters: int
+
+    @property
+    def mesh_plan(self) -> MeshPlan:
+        """Sizes of the mesh's axes."""
+        return self.mesh.plan
 
     @property
     def stages(self) -> Stages | None:
@@ -140,7 +145,7 @@ def open_session(worker: WorkerContext, job: TrainJob, *, watchdog: Watchdog | N
         worker=worker,
         config=config,
         plan=plan,
-        mesh_plan=mesh_plan,
+        mesh=mesh,
         task=task,
         model=model,
         parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],

@@ -49,10 +49,11 @@ def test_two_ranks_on_every_axis_take_the_steps_of_one(make_job, one_rank, token
         move(MeshSizes(), MeshSizes(pipeline=2), "zero3 to pipeline"),
         move(MeshSizes(pipeline=2, schedule="gpipe"), MeshSizes(tensor=2), "pipeline to tensor"),
     ]
-    outcomes = spawn(take_steps_and_resume, jobs, moves, world_size=2, timeout_seconds=TIMEOUT_SECONDS)
+    copied = [make_job(mesh=MeshSizes(tensor=2), **FIELDS), make_job(parallel="ddp", **FIELDS)]
+    outcomes = spawn(take_steps_and_resume, jobs, moves, copied, world_size=2, timeout_seconds=TIMEOUT_SECONDS)
     (alone,) = take_steps(one_rank, [make_job(workspace=tmp_path / "alone", **FIELDS)])
     names = set(alone.parameters)
-    for rank, (taken, _) in enumerate(outcomes):
+    for rank, (taken, *_) in enumerate(outcomes):
         for name, each in zip(meshes, taken, strict=True):
             assert_equal(each, alone, name=f"{name}, rank {rank}")
     assert set(outcomes[0][0][2].parameters) | set(outcomes[1][0][2].parameters) == names
@@ -68,6 +69,10 @@ def test_two_ranks_on_every_axis_take_the_steps_of_one(make_job, one_rank, token
         assert {name: value.shape for name, value in stored.items() if hasattr(value, "shape")} == {
             name: value.shape for name, value in tensors.items() if hasattr(value, "shape")
         }
+
+    # A copy that differs in one bit is found, and named, before it is trained on or written.
+    for said, num_copied in zip(outcomes[0][2], (9, 38), strict=True):
+        assert f"1 of {num_copied} differ over ranks 0, 1 (model.layers.0.input_layernorm.weight)" in said
 
     # One process goes on from what two ranks with a cut model have committed.
     before, after = moves[0]

@@ -72,7 +72,7 @@ class PipelineModel(nn.Module):
             device: where it computes.
         """
         super().__init__()
-        self.group, self._ends, self._schedule_name, self._device = group, ends, schedule, device
+        self.group, self.ends, self._schedule_name, self._device = group, ends, schedule, device
         self._num_stages = group.size() * STAGES_PER_RANK[schedule]
         self._hidden_size: int = whole.config.hidden_size
         cuts = blocks_of_stages(len(whole.get_submodule("model.layers")), self._num_stages)
@@ -119,7 +119,7 @@ class PipelineModel(nn.Module):
         return torch.stack(sums).sum() if sums else torch.zeros((), device=self._device)
 
     @torch.no_grad()
-    def loss_sum(self, inputs: Mapping[str, torch.Tensor], targets_BT: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: Mapping[str, torch.Tensor], targets_BT: torch.Tensor) -> torch.Tensor:
         """Sum of the losses of one micro-batch, float32 [], the same on every stage; forward alone."""
         sums: list[torch.Tensor] = []
         schedule = self._schedule(inputs, micro_batches=1, trains=False)
@@ -176,7 +176,7 @@ class PipelineModel(nn.Module):
         copy_ = self.tied_copy
         if copy_ is not None and copy_.grad is not None:
             gradient = copy_.grad
-            dist.all_reduce(gradient.to_local() if hasattr(gradient, "to_local") else gradient, group=self._ends)
+            dist.all_reduce(gradient.to_local() if hasattr(gradient, "to_local") else gradient, group=self.ends)
 
 
 class _Absent(nn.Module):
