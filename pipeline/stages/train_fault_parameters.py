@@ -64,9 +64,11 @@ class FaultParameters(Parameters):
     def problems_within(self, timeout_seconds: float | None) -> list[str]:
         """Deadlines in the wrong order.
 
-        The stage's own is held against those that the flow gives; one that is shorter than a default is simply first.
+        The stage's own is held against those that the flow changes; one that is shorter than a default is simply first.
+        By their values, not by what was written: a resolved flow writes every default out.
         """
-        is_given = bool({"step_timeout_seconds", "start_timeout_seconds"} & self.model_fields_set)
+        names = ("step_timeout_seconds", "start_timeout_seconds")
+        is_given = any(getattr(self, name) != type(self).model_fields[name].default for name in names)
         return deadline_problems(
             collective_timeout_seconds=self.collective_timeout_seconds,
             step_timeout_seconds=self.step_timeout_seconds,
