@@ -44,7 +44,7 @@ class NamedWeights:
         """
         array = self._source.read(self._stored[name])
         is_float = str(array.dtype) in (*FLOAT_DTYPES, "float64")
-        return np.ascontiguousarray(array, dtype=np.float32 if is_float else None)
+        return np.asarray(array, dtype=np.float32 if is_float else None, order="C")
 
     def config(self) -> dict[str, Any]:
         """The transformers config of the model, without what says how its tensors are stored.

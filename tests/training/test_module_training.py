@@ -12,9 +12,10 @@ from rank_functions import StoppingRows, module_ranks, stored_tensors, train_rec
 from torch import nn
 from trained_modules import Network
 
+from converters.starting_weights import open_weights
 from pipeline.data.array_writing import ArrayPlan, write_arrays
 from pipeline.data.arrays import ArrayDataset
-from pipeline.errors import ParameterError
+from pipeline.errors import CheckpointError, ParameterError
 from pipeline.models.module_file import InputSpec, ModuleFile
 from pipeline.training.config import TrainConfig, plan_batch
 from pipeline.training.failure import as_pipeline_error
@@ -263,3 +264,16 @@ def test_blocks_are_the_outermost_lists_without_shared_parameters() -> None:
         {"layers": nn.ModuleList([inner, shared, nn.ReLU(), nn.ModuleList([nn.Conv2d(1, 1, 1)])]), "head": tied}
     )
     assert module_blocks(model) == [inner, model["layers"][3][0]]
+
+
+def test_a_module_goes_on_from_the_parameters_and_statistics_of_another_training(
+    make_job, one_rank, tmp_path: Path
+) -> None:
+    first, _ = train_recorded(one_rank, make_job(workspace=tmp_path / "first"))
+    place = tmp_path / "first" / first.commit.key.prefix
+    job = make_job(workspace=tmp_path / "second", initial="digest", seed=7)
+    second, _ = train_recorded(one_rank, replace(job, open_initial=functools.partial(open_weights, str(place))))
+    assert second.state.initial_validation_loss == pytest.approx(first.state.validation_loss, rel=FLOAT32_TOLERANCE)
+    other = make_job(workspace=tmp_path / "third", initial="digest", model_arguments={"width": 6})
+    with pytest.raises(CheckpointError, match="have another shape"):
+        train_recorded(one_rank, replace(other, open_initial=functools.partial(open_weights, str(place))))
