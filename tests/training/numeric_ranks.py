@@ -108,7 +108,7 @@ def sharded_muon(worker: WorkerContext, job: TrainJob) -> list[float]:
     reference = WholeMatrixMuon([{"params": whole, "weight_decay": group["weight_decay"]}], lr=group["lr"])
     reference.step()
     return [
-        float((theirs.full_tensor() - ours).abs().max() / (ours - start).abs().max())
+        float((theirs.full_tensor() - ours).detach().abs().max() / (ours - start).detach().abs().max())
         for ours, theirs, start in zip(whole, sharded, before, strict=True)
     ]
 
