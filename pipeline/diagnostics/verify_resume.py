@@ -19,7 +19,7 @@ from pipeline.stages.reporting import BufferedReporter
 from pipeline.training.checkpoints.commit import CheckpointCommit
 from pipeline.training.checkpoints.rng import has_drawn
 from pipeline.training.checkpoints.state_difference import state_differences
-from pipeline.training.config import TrainConfig
+from pipeline.training.config import MeshSizes, TrainConfig
 from pipeline.training.launch.spawn import spawn
 from pipeline.training.loop import train
 from pipeline.training.reporter import SilentReporter
@@ -92,6 +92,11 @@ def default_kills(steps: int) -> tuple[int, ...]:
     return tuple(sorted({max(1, steps * (index + 1) // (NUM_KILLS + 1)) for index in range(NUM_KILLS)}))
 
 
+def config_at(config: TrainConfig, *, world_size: int) -> TrainConfig:
+    """The same training on so many ranks; on a mesh that cuts nothing where its axes do not divide them."""
+    return config if world_size % config.mesh.model_ranks == 0 else replace(config, mesh=MeshSizes())
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experiment:
     """What is trained, and where."""
@@ -160,7 +165,7 @@ def verify_resume(
     notice(f"{config.steps} steps straight on {world_size} ranks")
     (straight,) = experiment.train([experiment.job("straight")], world_size=world_size)
     for index, step in enumerate(kills):
-        kill = Kill(step=step, rank=index % world_size)
+        kill = Kill(step=step, rank=index % (world_size // config.mesh.model_ranks))  # by its share of the data
         notice(f"killing rank {kill.rank} at step {step}")
         _die(experiment, experiment.job(f"kill-{step}", kill=kill), world_size=world_size)
     if other_world_size is not None:  # before the others resume: it needs the checkpoints as the kill left them
@@ -174,7 +179,8 @@ def verify_resume(
     ]
     if other_world_size is not None:
         notice(f"going on with {other_world_size} rank(s)")
-        (moved,) = experiment.train([experiment.job("elsewhere", log="moved")], world_size=other_world_size)
+        there = replace(experiment, config=config_at(config, world_size=other_world_size))
+        (moved,) = there.train([there.job("elsewhere", log="moved")], world_size=other_world_size)
         cases.append(judge(moved, killed_at=kills[-1], log="moved", world_size=other_world_size, is_same=False))
     return ResumeReport(
         steps=config.steps,

@@ -101,6 +101,7 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
             "takes micro-batches in 2 rounds of 2 or more of equal length, and 2 does not divide 5",
         ),
         ({"mesh": MeshSizes(tensor=2), "precision": "float8"}, "float8 multiplies whole matrices"),
+        ({"mesh": MeshSizes(tensor=2), "compile": True}, "compile: true with mesh: tensor 2 gives other gradients"),
         ({"mesh": MeshSizes(tensor=2), "parallel": "hsdp", "shard_group": 3}, "3 does not divide 4 data ranks"),
         (
             {"mesh": MeshSizes(tensor=2), "global_batch_tokens": 32 * 60},

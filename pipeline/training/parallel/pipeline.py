@@ -200,7 +200,7 @@ def _part(whole: nn.Module, blocks: Collection[int], *, is_first: bool, is_last:
     )
     if not is_last:
         decoder._modules["norm"] = nn.Identity()
-        part._modules["lm_head"] = nn.Identity()
+        part._modules["lm_head"] = None
     if not is_first and not (is_last and tied_names(whole)):
         decoder._modules["embed_tokens"] = None
     return part
@@ -210,12 +210,14 @@ def _stage_module(whole: nn.Module, blocks: range, index: int, num_stages: int, 
     """One stage, called with what the stage before gives and the keywords that all stages get."""
     is_first, is_last = index == 0, index == num_stages - 1
     part = _part(whole, blocks, is_first=is_first, is_last=is_last)
-    run = type(whole).forward.__get__(part)
+    decoder, run = part.get_submodule("model"), type(whole).forward.__get__(part)
 
     def forward(received: torch.Tensor, *, targets: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
         own = {"input_ids": received} if is_first else {"inputs_embeds": received}
-        output: torch.Tensor = run(**own, **inputs, use_cache=False).logits
-        return loss(output, targets) if is_last else output
+        if is_last:
+            return loss(run(**own, **inputs, use_cache=False).logits, targets)
+        hidden_BTH: torch.Tensor = decoder(**own, **inputs, use_cache=False).last_hidden_state
+        return hidden_BTH
 
     part.forward = forward
     return part
