@@ -7,8 +7,9 @@ rank raises is the user's, and repeating it would only repeat it.
 
 import json
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,7 @@ class WaitingError(StalledError):
     """A rank made no progress in work that it does together with others; another rank may be why."""
 
 
+_OWN = {kind.__name__: kind for kind in (LostContactError, StalledError, WaitingError)}
 _CONSEQUENCES = (WaitingError, LostContactError)
 """The likelier cause first: a rank that only waits for others loses contact before its watchdog ends it."""
 
@@ -109,20 +111,55 @@ def as_pipeline_error(error: BaseException, *, rank: int) -> PipelineError:
     return StageError(whole, hint=hint)
 
 
+def record_failure(store: Store, launch_id: str, *, start: str, failure: RankFailure) -> None:
+    """Note how a rank failed, for an executor that cannot hear it: its process may be about to end itself.
+
+    Args:
+        store: the workspace.
+        launch_id: of the launch.
+        start: which start of the launch's gang; later ones are greater as texts.
+        failure: what happened.
+    """
+    fields = _fields(failure.error) | {"at": failure.at}
+    store.write(f"{_failures(launch_id)}/{start}/{failure.rank}.json", json.dumps(fields).encode())
+
+
+def read_failures(store: Store, launch_id: str) -> list[RankFailure]:
+    """What ranks of the last start noted that left notes."""
+    starts = store.list(_failures(launch_id))
+    found = []
+    for name in store.list(f"{_failures(launch_id)}/{starts[-1]}") if starts else []:
+        data = store.read(f"{_failures(launch_id)}/{starts[-1]}/{name}")
+        if data is not None:
+            fields = json.loads(data)
+            rank = int(name.removesuffix(".json"))
+            found.append(RankFailure(rank=rank, error=_error_of(fields), at=fields["at"]))
+    return found
+
+
 def record_fatal(store: Store, launch_id: str, error: PipelineError) -> None:
     """Note an error that no restart can mend; the first one stays."""
-    fields = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
-    store.create(_key(launch_id), json.dumps(fields).encode())
+    store.create(_key(launch_id), json.dumps(_fields(error)).encode())
 
 
 def read_fatal(store: Store, launch_id: str) -> PipelineError | None:
     """The noted error, as it was raised, or None."""
     data = store.read(_key(launch_id))
-    if data is None:
-        return None
-    fields = json.loads(data)
-    kind: type[PipelineError] = getattr(errors, fields["type"])
-    return kind(fields["message"], hint=fields["hint"])
+    return None if data is None else _error_of(json.loads(data))
+
+
+def _fields(error: PipelineError) -> dict[str, Any]:
+    return {"type": type(error).__name__, "message": error.message, "hint": error.hint}
+
+
+def _error_of(fields: Mapping[str, Any]) -> PipelineError:
+    kind = _OWN.get(fields["type"]) or getattr(errors, fields["type"])
+    error: PipelineError = kind(fields["message"], hint=fields["hint"])
+    return error
+
+
+def _failures(launch_id: str) -> str:
+    return f"launches/{launch_id}/failures"
 
 
 def _key(launch_id: str) -> str:

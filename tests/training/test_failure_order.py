@@ -1,7 +1,9 @@
 """Of several ranks' errors, the cause is shown first."""
 
 import pickle
+from pathlib import Path
 
+from pipeline.artifacts.store import open_store
 from pipeline.errors import CheckpointError, PreemptedError, StageError
 from pipeline.training.failure import (
     LostContactError,
@@ -10,6 +12,8 @@ from pipeline.training.failure import (
     WaitingError,
     first_failure,
     is_consequence,
+    read_failures,
+    record_failure,
 )
 
 
@@ -44,3 +48,21 @@ def test_of_two_causes_the_earlier_one_is_shown_and_the_same_words_only_once() -
     assert not is_consequence(same[0].error)
     lost = [failure(1, LostContactError("rank 1 lost contact"), 1.0), failure(0, WaitingError("rank 0, storage"), 2.0)]
     assert first_failure(lost).message.startswith("rank 0, storage")
+
+
+def test_a_rank_that_cannot_be_heard_leaves_a_note_for_its_executor(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    noted = [
+        failure(0, LostContactError("rank 0 lost contact"), 3.0),
+        failure(1, StalledError("rank 1, step 5, waiting for data", hint="raise the limit"), 2.0),
+    ]
+    record_failure(store, "launch", start="0001", failure=failure(1, StageError("of an earlier start"), 1.0))
+    for item in noted:
+        record_failure(store, "launch", start="0002", failure=item)
+    found = read_failures(store, "launch")
+    assert [(item.rank, type(item.error), item.at) for item in found] == [
+        (0, LostContactError, 3.0),
+        (1, StalledError, 2.0),
+    ]
+    assert first_failure(found).hint == "raise the limit"
+    assert read_failures(store, "another") == []

@@ -9,8 +9,9 @@ error that no restart can mend is written down by the rank that met it first, so
 import functools
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,9 +24,18 @@ from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError, Wo
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.artifacts.store import open_store
-from pipeline.errors import ClusterError, FailureClass, PipelineError
+from pipeline.errors import ClusterError, FailureClass, PipelineError, StoreError
 from pipeline.training.device import DeviceChoice
-from pipeline.training.failure import LostContactError, as_pipeline_error, read_fatal, record_fatal
+from pipeline.training.failure import (
+    RankFailure,
+    as_pipeline_error,
+    first_failure,
+    read_failures,
+    read_fatal,
+    record_failure,
+    record_fatal,
+)
+from pipeline.training.faults.last_words import set_channel
 from pipeline.training.launch.outage import make_way, record
 from pipeline.training.launch.preflight import met
 from pipeline.training.launch.ray_elastic import make_policy
@@ -178,6 +188,12 @@ def _enter_rank(launch: _Launch) -> TrainResult | None:
         return None
     meeting = Meeting.here()
     worker = _worker_context(launch.gang, meeting)
+
+    def note(error: PipelineError) -> None:
+        failure = RankFailure(rank=worker.rank, error=error, at=time.time())
+        record_failure(store, launch.launch_id, start=f"{meeting.placed_at:020.6f}", failure=failure)
+
+    set_channel(note)
     if worker.is_first:
         store.create(f"{_WORLDS}/{meeting.placed_at:020.6f}-{worker.world_size}", b"")
     try:
@@ -187,6 +203,8 @@ def _enter_rank(launch: _Launch) -> TrainResult | None:
             return train(worker, launch.job, reporter=reporter)
     except Exception as error:  # the boundary: whatever a rank raises is classified here
         meant = as_pipeline_error(error, rank=worker.rank)
+        with suppress(StoreError):  # storage that is away is what it tells of, or no reason to hide what it does
+            note(meant)
         if meant.failure_class is not FailureClass.INFRA:
             record_fatal(store, launch.launch_id, meant)
         raise meant from error
@@ -242,7 +260,7 @@ def _report_receiver() -> tuple[Any, bool]:
 
 
 def _meaning(error: TrainingFailedError, launch: _Launch) -> PipelineError:
-    """What a failed gang is where no rank left a fatal error: the death of a rank, else what a rank raised."""
+    """What a failed gang is where no rank left a fatal error: the first failure of its ranks, noted or a death."""
     if isinstance(error, ControllerError) and isinstance(error.controller_failure, PipelineError):
         return error.controller_failure
     if isinstance(error, ControllerError):
@@ -252,16 +270,16 @@ def _meaning(error: TrainingFailedError, launch: _Launch) -> PipelineError:
         )
     failures = error.worker_failures if isinstance(error, WorkerGroupError) else {}
     tried = f"after {launch.gang.max_worker_failures} restarts"
-    dead = sorted(rank for rank, failure in failures.items() if _is_death(failure))
-    if dead:
-        return ClusterError(
-            f"rank {', '.join(map(str, dead))} of {_sizes(launch.gang)} died {tried}: {failures[dead[0]]}",
-            hint="look for the out-of-memory killer or a lost node; committed checkpoints are kept and resumed from",
-        )
-    raised = [error for rank in sorted(failures) if isinstance(error := _raised(failures[rank]), PipelineError)]
-    raised.sort(key=lambda item: isinstance(item, LostContactError))
-    if raised:
-        return raised[0]
+    noted = {failure.rank: failure for failure in read_failures(open_store(launch.job.workspace), launch.launch_id)}
+    for rank in sorted(failures.keys() - noted.keys()):
+        if _is_death(failures[rank]):
+            died = ClusterError(
+                f"rank {rank} of {_sizes(launch.gang)} died {tried}: {failures[rank]}",
+                hint="look for the out-of-memory killer or a lost node; committed checkpoints are resumed from",
+            )
+            noted[rank] = RankFailure(rank=rank, error=died, at=0.0)
+    if noted:
+        return first_failure(list(noted.values()))
     return ClusterError(f"training failed {tried}: {error}")
 
 
@@ -272,8 +290,3 @@ def _sizes(gang: Gang) -> str:
 def _is_death(failure: BaseException) -> bool:
     inner = getattr(failure, "health_check_failure", failure)
     return isinstance(inner, RayActorError)
-
-
-def _raised(failure: BaseException) -> BaseException:
-    """The exception of the rank inside Ray Train's wrapping."""
-    return getattr(failure, "_base_exc", None) or failure
