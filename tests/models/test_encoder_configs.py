@@ -109,6 +109,12 @@ def test_clip_complaints_name_their_tower():
     assert "vision_config.hidden_size" in str(caught.value)
 
 
+def test_a_clip_tower_that_is_no_mapping_is_a_complaint():
+    with pytest.raises(ParameterError, match=r"text_config is 'x', must be a mapping") as caught:
+        ClipConfig.from_dict(config_of("clip", text_config="x", vision_config=[3]))
+    assert "vision_config is [3], must be a mapping" in str(caught.value)
+
+
 def test_old_clip_config_replaces_the_one_beside_it():
     config = config_of("clip", text_config={"hidden_size": 8, "num_attention_heads": 2}, text_config_dict={})
     assert ClipConfig.from_dict(config).text.hidden_size == 8

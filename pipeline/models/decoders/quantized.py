@@ -69,7 +69,7 @@ class QuantizedProjection(nnx.Module):
     def product(self, x: jax.Array) -> jax.Array:
         """Without the bias: [..., in] to float32 [..., out]."""
         x_BI = x.reshape(-1, x.shape[-1])
-        y_BO = jax.lax.platform_dependent(x_BI, self.kernel[...], cpu=_by_stretches, default=_at_once)
+        y_BO = jax.lax.platform_dependent(x_BI, self.kernel[...], cpu=_by_stretches, default=at_once)
         return (y_BO * self.kernel_scale[...]).reshape(*x.shape[:-1], -1)
 
 
@@ -99,7 +99,7 @@ def is_quantized(model: nnx.Module) -> bool:
     return any(isinstance(module, QuantizedProjection) for _, module in nnx.iter_modules(model))
 
 
-def _at_once(x_BI: jax.Array, kernel_IO: jax.Array) -> jax.Array:
+def at_once(x_BI: jax.Array, kernel_IO: jax.Array) -> jax.Array:
     """One product; XLA:GPU converts the weight on its way into it, which `device.rebuilds_weight` of serving checks."""
     return jnp.matmul(x_BI, kernel_IO.astype(x_BI.dtype), preferred_element_type=jnp.float32)
 
@@ -113,12 +113,12 @@ def _by_stretches(x_BI: jax.Array, kernel_IO: jax.Array) -> jax.Array:
     num_in, num_out = kernel_IO.shape
     size = stretch(num_in, num_out)
     if size == num_in:
-        return _at_once(x_BI, kernel_IO)
+        return at_once(x_BI, kernel_IO)
     kernel_SCO = kernel_IO.reshape(-1, size, num_out)
     x_SBC = x_BI.reshape(x_BI.shape[0], -1, size).transpose(1, 0, 2)
 
     def one_more(y_BO: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        return y_BO + _at_once(*part), None
+        return y_BO + at_once(*part), None
 
     y_BO, _ = jax.lax.scan(one_more, jnp.zeros((x_BI.shape[0], num_out), jnp.float32), (x_SBC, kernel_SCO))
     return y_BO

@@ -72,8 +72,8 @@ class ClipConfig:
         fields = ConfigFields(config)
         fields.architecture(ARCHITECTURES)
         # transformers: a `*_config_dict` of an old file replaces the config beside it.
-        text = ConfigFields(config.get("text_config_dict") or config.get("text_config") or {})
-        vision = ConfigFields(config.get("vision_config_dict") or config.get("vision_config") or {})
+        text = fields.part("text_config_dict", "text_config")
+        vision = fields.part("vision_config_dict", "vision_config")
         parsed = cls(
             text=ClipText(
                 **_tower(text, size=512, inner=2048, heads=8),

@@ -37,6 +37,16 @@ class ConfigFields:
         if config.get("quantization_config"):
             self.complaints.append("quantization_config is set: dequantize the checkpoint first")
 
+    def part(self, *names: str) -> "ConfigFields":
+        """The config inside this one under the first of `names` that is there; empty where none is."""
+        for name in names:
+            value = self._config.get(name)
+            if isinstance(value, Mapping) and value:
+                return ConfigFields(value)
+            if value:
+                self.complaints.append(f"{name} is {value!r}, must be a mapping")
+        return ConfigFields({})
+
     def size(self, name: str, default: int) -> int:
         """A number of at least 1."""
         value = self._config.get(name)

@@ -5,10 +5,8 @@ requests. The one decision: decoding reads every weight once a step, so bandwidt
 before anything is loaded, and waiting ten minutes to find out is what the refusal spares.
 """
 
-import json
 import os
 import platform
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ import jaxlib
 
 from pipeline.errors import ParameterError
 from pipeline.serving.accelerator.device import allocator_room
+from pipeline.serving.accelerator.records import read_record, write_record
 
 FILE = "memory-bandwidth.json"
 MEASURE_SECONDS = 0.2
@@ -47,17 +46,13 @@ def bandwidth_of(device: Any, *, directory: Path | None, again: bool = False) ->
     `again` measures once more and keeps the larger figure: a busy machine reads slowly.
     """
     key = f"{device.device_kind}, {platform.node()}, jaxlib {jaxlib.__version__}, {len(os.sched_getaffinity(0))} cores"
-    known = _read(directory)
+    path = None if directory is None else directory / FILE
+    known: dict[str, float] = read_record(path)
     if key in known and not again:
         return known[key]
     measured = max(_measured(device), known.get(key, 0.0))
-    if directory is not None:
-        directory.mkdir(parents=True, exist_ok=True)
-        # Replaced whole: another replica may read it at any moment.
-        handle, name = tempfile.mkstemp(dir=directory, prefix=FILE)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({**known, key: measured}, file, indent=1, sort_keys=True)
-        Path(name).replace(directory / FILE)
+    if path is not None:
+        write_record(path, {**known, key: measured})
     return measured
 
 
@@ -107,13 +102,3 @@ def _measured(device: Any) -> float:
         jax.block_until_ready(product(x, weight))
         best = min(best, time.perf_counter() - began)
     return float(weight.nbytes / best)
-
-
-def _read(directory: Path | None) -> dict[str, float]:
-    if directory is None:
-        return {}
-    try:
-        found = json.loads((directory / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return {str(key): float(value) for key, value in found.items()} if isinstance(found, dict) else {}

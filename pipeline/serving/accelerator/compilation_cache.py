@@ -24,6 +24,7 @@ import jaxlib
 
 from pipeline.serving.accelerator import compilation_entries as files
 from pipeline.serving.accelerator.compilation_probe import ReadBack, read_back, set_cache, unset_cache
+from pipeline.serving.accelerator.records import read_record, write_record
 
 _LOG = logging.getLogger(__name__)
 MAX_BYTES = 2 * 2**30
@@ -74,9 +75,9 @@ class CompilationCache:
         """
         seconds, counts = time.monotonic() - self._started, self.counts
         record = self._directory / f"start-{hashlib.sha256(what.encode()).hexdigest()[:16]}.json"
-        cold = files.read_record(record).get("cold_seconds")
+        cold = read_record(record).get("cold_seconds")
         if self._is_writer and self.is_usable and counts.compiled and not counts.from_cache:
-            files.write_json(record, {"cold_seconds": seconds, "executables": counts.compiled})
+            write_record(record, {"cold_seconds": seconds, "executables": counts.compiled})
             cold = None
         return {
             "compile_cache_usable": self.is_usable,
@@ -116,7 +117,7 @@ def compilation_cache(root: Path, *, device: Any, max_bytes: int = MAX_BYTES) ->
     with _only_writer(directory) as is_writer:
         if is_writer:
             files.sweep(directory)
-            files.write_json(directory / "identity.json", identity)
+            write_record(directory / "identity.json", identity)
         set_cache(str(directory), platform=device.platform, is_writer=is_writer, max_bytes=max_bytes)
         found = _checked(directory, is_writer=is_writer, platform=device.platform, max_bytes=max_bytes)
         if not found.is_usable:
@@ -185,14 +186,14 @@ def _only_writer(directory: Path) -> Iterator[bool]:
 
 def _checked(directory: Path, *, is_writer: bool, platform: str, max_bytes: int) -> ReadBack:
     record = directory / "read-back.json"
-    known = files.read_record(record)
+    known = read_record(record)
     if "is_usable" in known:
         return ReadBack(is_usable=bool(known["is_usable"]), reason=str(known["reason"]), is_final=True)
     if not is_writer:
         return ReadBack(is_usable=True, reason="another replica is writing it; not checked yet", is_final=False)
     found = read_back(directory, platform=platform, max_bytes=max_bytes)
     if found.is_final:
-        files.write_json(record, {"is_usable": found.is_usable, "reason": found.reason})
+        write_record(record, {"is_usable": found.is_usable, "reason": found.reason})
     return found
 
 

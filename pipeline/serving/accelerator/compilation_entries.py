@@ -7,17 +7,15 @@ writes to, and only where its bytes are those that were sealed.
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import stat
-import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pipeline.errors import ParameterError
+from pipeline.serving.accelerator.records import read_record, write_record
 
 _LOG = logging.getLogger(__name__)
 ENTRY_SUFFIX = "-cache"
@@ -59,7 +57,7 @@ def sweep(directory: Path) -> list[str]:
     An entry is whole when its bytes have the sealed sha256. One that a writer left unsealed (it was killed) is kept
     where it can be unpacked to its end.
     """
-    sealed = _read(directory / SEAL_FILE)
+    sealed = read_record(directory / SEAL_FILE)
     removed = []
     for entry in entries(directory):
         content = entry.read_bytes()
@@ -80,7 +78,7 @@ def sweep(directory: Path) -> list[str]:
 
 def seal(directory: Path) -> None:
     """Write down the sha256 of every entry. Only the one writer may call this."""
-    write_json(
+    write_record(
         directory / SEAL_FILE,
         {entry.name: hashlib.sha256(entry.read_bytes()).hexdigest() for entry in entries(directory)},
     )
@@ -100,32 +98,15 @@ def binary_digest(path: Path, *, remembered: Path) -> str:
     """
     found = path.stat()
     key = f"{path} {found.st_size} {found.st_mtime_ns} {found.st_ino}"
-    known = _read(remembered / BINARY_FILE)
+    known = read_record(remembered / BINARY_FILE)
     if key not in known:
         digest = hashlib.sha256()
         with path.open("rb") as file:
             while block := file.read(_BLOCK_BYTES):
                 digest.update(block)
         known = {key: digest.hexdigest()}
-        write_json(remembered / BINARY_FILE, known)
+        write_record(remembered / BINARY_FILE, known)
     return str(known[key])
-
-
-def read_record(path: Path) -> Mapping[str, Any]:
-    """A record beside the entries; empty where there is none or it is damaged, because each can be made again."""
-    return _read(path)
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Whole or not at all, whoever reads meanwhile."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1, sort_keys=True)
-        Path(name).replace(path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _access_file(entry: Path) -> Path:
@@ -138,11 +119,3 @@ def _unpacks(content: bytes) -> bool:
         unpacker.decompress(content)
         return unpacker.eof
     return False
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

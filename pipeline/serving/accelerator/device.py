@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from pipeline.cluster.ledger import gib
 from pipeline.errors import ParameterError
 from pipeline.models.decoders.config import DecoderConfig
+from pipeline.models.decoders.quantized import at_once
 from pipeline.serving.accelerator.weight_bytes import INT8, compute_dtype, weights_bytes
 
 _PLATFORM_OF_DEVICE = {"cpu": "cpu", "cuda": "gpu"}
@@ -130,7 +131,7 @@ def rebuilds_weight(device: Any, config: DecoderConfig) -> bool:
     sharding = jax.sharding.SingleDeviceSharding(device)
     x = jax.ShapeDtypeStruct((1, num_in), dtype, sharding=sharding)
     kernel = jax.ShapeDtypeStruct((num_in, num_out), jnp.int8, sharding=sharding)
-    compiled = jax.jit(lambda x, kernel: jnp.matmul(x, kernel.astype(x.dtype))).lower(x, kernel).compile()
+    compiled = jax.jit(at_once).lower(x, kernel).compile()
     copied = num_in * num_out * jnp.dtype(dtype).itemsize
     return bool(compiled.memory_analysis().temp_size_in_bytes >= copied)
 

@@ -5,12 +5,10 @@ starts on the device is this one, as what the device gained less what the alloca
 right is dropped.
 """
 
-import json
-import os
-import tempfile
 from pathlib import Path
 
 from pipeline.cluster.ledger import Reserve
+from pipeline.serving.accelerator.records import read_record, write_record
 
 FILE = "device-reserve.json"
 PLAUSIBLE_BYTES = (128 * 2**20, 6 * 2**30)
@@ -19,7 +17,7 @@ PLAUSIBLE_BYTES = (128 * 2**20, 6 * 2**30)
 
 def known_reserve(directory: Path | None, *, image: str) -> Reserve:
     """What was measured of this image, else the default."""
-    num_bytes = _read(directory).get(image) if image else None
+    num_bytes = read_record(None if directory is None else directory / FILE).get(image) if image else None
     return Reserve() if num_bytes is None else Reserve(num_bytes=num_bytes, source="measured here")
 
 
@@ -36,22 +34,7 @@ def remember_reserve(directory: Path, *, image: str, before: int, after: int, al
     num_bytes = after - before - allocated
     if not PLAUSIBLE_BYTES[0] <= num_bytes <= PLAUSIBLE_BYTES[1]:
         return None
-    known = _read(directory)
+    known = read_record(directory / FILE)
     known[image] = max(num_bytes, known.get(image, 0))
-    directory.mkdir(parents=True, exist_ok=True)
-    # Replaced whole: another replica may read it at any moment.
-    handle, name = tempfile.mkstemp(dir=directory, prefix=FILE)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(known, file, indent=1, sort_keys=True)
-    Path(name).replace(directory / FILE)
+    write_record(directory / FILE, known)
     return Reserve(num_bytes=known[image], source="measured here")
-
-
-def _read(directory: Path | None) -> dict[str, int]:
-    if directory is None:
-        return {}
-    try:
-        found = json.loads((directory / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return {str(image): int(size) for image, size in found.items()} if isinstance(found, dict) else {}

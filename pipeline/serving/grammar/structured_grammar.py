@@ -53,7 +53,10 @@ class GrammarCompiler:
         found = self._looked_up(constraint)
         if found is not None:
             return found
-        work = asyncio.get_running_loop().run_in_executor(self._worker, self._compiled, constraint)
+        try:
+            work = asyncio.get_running_loop().run_in_executor(self._worker, self._compiled, constraint)
+        except RuntimeError as error:
+            raise CompilerUnavailable("this model is no longer served") from error
         try:
             return await asyncio.wait_for(work, self._wait_seconds)
         except TimeoutError as error:

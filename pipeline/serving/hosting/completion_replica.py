@@ -60,6 +60,8 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
         max_logprobs=limits.max_logprobs,
     )
 
+    grammars = GrammarCompiler(vocabulary)
+
     def surface(facts: Mapping[str, Any]) -> TextSurface:
         return make_surface(
             engine=engine,
@@ -68,7 +70,7 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
             model=served,
             facts=facts,
             template=template,
-            compile_grammar=GrammarCompiler(vocabulary).answer,
+            compile_grammar=grammars.answer,
             access=access_of(settings),
         )
 
@@ -88,6 +90,7 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
         make_surface=surface,
         leaves_of=executor.leaves_of if loaded.leader is None else None,
         swap=(lambda leaves, label: engine.swap(leaves, label=label).leaves) if loaded.leader is None else None,
+        close=grammars.close,
     )
 
 

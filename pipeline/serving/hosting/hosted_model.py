@@ -150,8 +150,9 @@ class HostedModel:
         self.surface.access.apply(settings)
 
     def stop(self, *, drain_seconds: float) -> None:
-        """Finish what runs, then end the engine."""
+        """Finish what runs, then end the engine and what serves beside it."""
         self.served.engine.stop(drain_seconds=drain_seconds)
+        self.served.close()
 
 
 def identity_facts(settings: ReplicaSettings) -> Mapping[str, Any]:

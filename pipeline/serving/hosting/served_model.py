@@ -55,3 +55,5 @@ class ServedModel:
     swap: Callable[[Any, str], Any] | None = None
     """Run these leaves under this label from now on; returns those that ran before, in host memory. Waits until it is
     done."""
+    close: Callable[[], None] = lambda: None
+    """End what serves this model beside the engine, after the engine has stopped."""
