@@ -2,6 +2,7 @@
 
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,9 @@ from converters.readers import open_source
 from converters.starting_weights import open_weights
 from pipeline.artifacts.store import open_store
 from pipeline.data.dataset import open_dataset
+from pipeline.stages import data_text
 from pipeline.stages.merged_export import export_merged
-from pipeline.stages.parameters import TrainFsdpParameters
+from pipeline.stages.parameters import DataTextParameters, TrainFsdpParameters
 from pipeline.stages.starting_point import inherit, starting_point
 from pipeline.stages.train_fsdp import config_of
 from pipeline.training.launch.spawn import free_port
@@ -27,8 +29,8 @@ from pipeline.training.session import TrainJob
 from pipeline.training.tasks.starting import check_start
 from pipeline.training.worker import WorkerContext
 
-MERGE_TOLERANCE = 1e-5
-"""Of logits that reach 0.6: one product where adapters are merged, two where they are not. Measured: 1.2e-6."""
+MERGE_TOLERANCE = 2e-6
+"""Of logits that reach 0.62: one product where adapters are merged, two where they are not. Measured: 1.9e-7."""
 MODEL = {
     "model_type": "llama",
     "vocab_size": 300,
@@ -44,12 +46,15 @@ MODEL = {
 
 @pytest.fixture
 def tuned(stage_context, tiny_dataset: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """(base, output) of adapters that were trained for a few steps, without Ray."""
+    """(base, output) of adapters that were trained for a few steps on text in the base's tokens, without Ray."""
     base = tmp_path / "base"
     torch.manual_seed(5)
     LlamaForCausalLM(AutoConfig.for_model(**MODEL)).to(torch.bfloat16).save_pretrained(base)
     (base / "tokenizer.json").write_bytes((tiny_dataset / "tokenizer.json").read_bytes())
     (base / "chat_template.jinja").write_text("{{ messages }}")
+    text = DataTextParameters(source=str(Path(json.__file__).parent / "*.py"), tokenizer="base", sequence_length=32)
+    data_text.run(replace(stage_context(text, {}), output_root=tmp_path / "data"))
+    dataset = tmp_path / "data" / "dataset"
     parameters = TrainFsdpParameters(
         dataset="${stages.data.outputs.dataset}",
         initial="base",
@@ -61,13 +66,13 @@ def tuned(stage_context, tiny_dataset: Path, tmp_path: Path) -> tuple[Path, Path
         micro_batch_sequences=8,
         validation_sequences=8,
     )
-    context = stage_context(parameters, {"dataset": tiny_dataset})
+    context = stage_context(parameters, {"dataset": dataset})
     start = starting_point(parameters, committed=None, project_root=tmp_path)
-    config = config_of(parameters, open_dataset(tiny_dataset), project_root=tmp_path, start=start)
+    config = config_of(parameters, open_dataset(dataset), project_root=tmp_path, start=start)
     job = TrainJob(
         config=config,
         workspace=context.workspace,
-        open_dataset=functools.partial(open_dataset, tiny_dataset),
+        open_dataset=functools.partial(open_dataset, dataset),
         open_initial=functools.partial(open_weights, start.place),
     )
     worker = WorkerContext(
