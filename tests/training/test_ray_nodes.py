@@ -1,7 +1,6 @@
 """An elastic gang on a cluster of its own, whose nodes come, drain and die."""
 
 import functools
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,7 @@ from pathlib import Path
 import gang_rows
 import pytest
 import ray
+from conftest import SEQUENCE_LENGTH
 from gang_rows import SlowRows
 from ray import cloudpickle
 from ray.cluster_utils import Cluster
@@ -25,7 +25,7 @@ from pipeline.training.launch.ray_train import Gang, train_on_ray
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(420)]
 
-STEPS = 400
+STEPS = 160
 STEP_SECONDS = 0.15
 EVERY = 10
 WAIT_SECONDS = 120.0
@@ -60,7 +60,9 @@ def wait_for(holds: Callable[[], bool], training) -> None:
 def drain(cluster: Cluster, node) -> None:
     client = ray._raylet.GcsClient(address=cluster.address)
     in_a_minute = int((time.time() + 60) * 1000)
-    accepted, why = client.drain_node(node.node_id, autoscaler_pb2.PREEMPTION, "a test", in_a_minute)
+    accepted, why = client.drain_node(
+        node.node_id, autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"), "a test", in_a_minute
+    )
     assert accepted, why
 
 
@@ -109,18 +111,16 @@ def test_a_gang_makes_way_grows_after_a_commit_and_survives_a_lost_node(
         end = training.result(timeout=WAIT_SECONDS)
     assert end.world_sizes == (2, 1, 2, 1)
     assert end.training.state.step == STEPS
+    assert end.training.state.units == STEPS * 8 * SEQUENCE_LENGTH
     losses = [
         report
         for report in reports
         if report.kind == "metrics" and "loss" in report.payload and report.step is not None
     ]
-    tokens = {report.payload["tokens"] for report in losses if "tokens" in report.payload}
     assert {report.step for report in losses} == set(range(1, STEPS + 1))
-    assert len(tokens) <= 1
     lost = [
         report.payload["rpo_steps"] for report in reports if report.kind == "metrics" and "rpo_steps" in report.payload
     ]
     # The first start after the drain lost nothing; growing lost the steps of a poll; the dead node at most an interval.
     assert lost[0] == 0
     assert max(lost) <= EVERY + 1
-    assert threading.active_count() < 40
