@@ -16,11 +16,11 @@ from pipeline.stages.parameter_fields import Parameters as Parameters
 from pipeline.stages.reference import (
     AnyInput,
     CheckpointInput,
-    CheckpointOrPlace,
     DatasetInput,
     EvidenceInput,
     ExportInput,
     FlaxModelInput,
+    TokenizerOrPlace,
 )
 from pipeline.stages.serve_parameters import DeployServeParameters as DeployServeParameters
 from pipeline.stages.train_parameters import TrainFsdpParameters as TrainFsdpParameters
@@ -43,10 +43,11 @@ class DataTextParameters(Parameters):
         description="Read the source as JSON Lines and take this field of each line as one document: a text, or, where "
         "`tokenizer` is of a model with a chat template, a list of messages (`role`, `content`), which it renders.",
     )
-    tokenizer: CheckpointOrPlace | None = Field(
+    tokenizer: TokenizerOrPlace | None = Field(
         None,
-        description="A model's own tokenizer: a checkpoint of the flow that holds one, or a path (relative to the "
-        "project) or fsspec URL of a `tokenizer.json` or of such a directory. One is trained on the text when absent.",
+        description="A tokenizer that exists: a checkpoint or a text dataset of the flow that holds one, or a path "
+        "(relative to the project) or fsspec URL of a `tokenizer.json` or of such a directory. One is trained on the "
+        "text when absent.",
     )
     vocabulary_size: int = Field(
         4096, ge=300, le=1_000_000, description="Size of the BPE vocabulary that is trained; not with `tokenizer`."

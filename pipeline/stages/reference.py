@@ -58,6 +58,13 @@ CheckpointOrPlace = Annotated[
     Accepts(("checkpoint",)),
 ]
 """A checkpoint of the flow, or of anywhere else; what is there is identity, by the kind's `sources`."""
+TokenizerOrPlace = Annotated[
+    OutputReference | str,
+    BeforeValidator(_parse_or_keep),
+    WithJsonSchema({"type": "string", "description": f"{REFERENCE_FORM}, a path or an fsspec URL"}),
+    Accepts(("checkpoint", "dataset")),
+]
+"""A tokenizer of the flow, or of anywhere else."""
 FlaxModelInput = Annotated[OutputReference, BeforeValidator(_parse), _SCHEMA, Accepts(("flax-model",))]
 EvidenceInput = Annotated[OutputReference, BeforeValidator(_parse), _SCHEMA, Accepts(("report",))]
 ExportInput = Annotated[OutputReference, BeforeValidator(_parse), _SCHEMA, Accepts(("flax-model", "checkpoint"))]

@@ -11,7 +11,8 @@ from pipeline.data.dataset import open_dataset
 from pipeline.errors import ArtifactError, ParameterError
 from pipeline.stages.data_mixture import run as mix
 from pipeline.stages.data_stream import run as stream
-from pipeline.stages.parameters import DataMixtureParameters, DataStreamParameters
+from pipeline.stages.data_text import run as pack
+from pipeline.stages.parameters import DataMixtureParameters, DataStreamParameters, DataTextParameters
 from pipeline.stages.reference import OutputReference
 from pipeline.stages.registry import KINDS
 from pipeline.stages.stream_identity import digests
@@ -35,6 +36,23 @@ def test_a_mixture_holds_its_datasets_and_takes_no_space(stage_context, tiny_dat
     assert (context.output_root / "dataset/parts/web" / shard).samefile(tiny_dataset / shard)
     notes = [report.payload["text"] for report in context.reporter.drain() if report.kind == "note"]
     assert notes == ["mixture: code 25.00%, web 75.00%"]
+
+
+def test_a_text_dataset_takes_the_tokenizer_of_another_so_that_both_mix(
+    stage_context, tiny_dataset: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "texts").mkdir()
+    for number in range(6):
+        (tmp_path / f"texts/{number}.txt").write_text(f"number {number} is here\n" * 40)
+    reference = OutputReference(stage="code", output="dataset")
+    parameters = DataTextParameters(source="texts", tokenizer=reference, sequence_length=32)
+    context = stage_context(parameters, {"tokenizer": tiny_dataset})
+    pack(context)
+    prose = context.output_root / "dataset"
+    prose.rename(tmp_path / "prose")
+    inputs = {"datasets.code": tiny_dataset, "datasets.prose": tmp_path / "prose"}
+    result = mix(stage_context(mixture_of("code", "prose", weights={"code": 1, "prose": 1}), inputs))
+    assert result.facts["parts"] == {"code": 1, "prose": 1}
 
 
 def test_weights_under_other_names_are_told_together(stage_context, tiny_dataset: Path) -> None:
