@@ -112,6 +112,25 @@ def test_every_tensor_that_does_not_fit_is_named_at_once(base: Path) -> None:
         check_weights(build_empty(model_config(fewer)), open_weights(str(base)))
 
 
+class _Described:
+    """Weights of which only names and shapes are known."""
+
+    def __init__(self, base: Path, **others: tuple[int, ...]) -> None:
+        self.origin = "described"
+        self.shapes = {**open_weights(str(base)).shapes, **{name.replace("__", "."): at for name, at in others.items()}}
+
+
+def test_what_the_model_computes_or_ties_may_be_stored_too(base: Path) -> None:
+    model = build_empty(model_config(TINY_MODEL))
+    stored = _Described(base, model__layers__0__self_attn__rotary_emb__inv_freq=(4,), lm_head__weight=(320, 32))
+    assert "lm_head.weight" not in check_weights(model, stored)
+    del stored.shapes["model.embed_tokens.weight"]
+    check_weights(model, stored)
+    stored.shapes["lm_head.weight"] = (320, 31)
+    with pytest.raises(CheckpointError, match=r"1 have another shape: lm_head\.weight \(320, 31\)"):
+        check_weights(model, stored)
+
+
 def test_an_empty_model_has_the_buffers_and_ties_of_a_real_one() -> None:
     config = model_config(TINY_MODEL)
     empty, real = build_empty(config), build_model(config, seed=0)

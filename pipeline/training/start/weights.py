@@ -101,18 +101,25 @@ def check_weights(model: nn.Module, weights: StartingWeights) -> Mapping[str, Sh
     aliases = _aliases(model)
     stored = weights.shapes
     known = {*wanted, *(alias for names in aliases.values() for alias in names)}
-    known |= {base_name(name) for name, _ in model.named_buffers()}
+    # Old checkpoints hold them in every layer, as transformers once did.
+    computed = {_end(name) for name, _ in model.named_buffers()}
     ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
-    missing = [name for name in wanted if not any(each in stored for each in (name, *aliases.get(name, ())))]
-    unexpected = [name for name in stored if name not in known and not any(pattern.search(name) for pattern in ignored)]
+    found = {name: [each for each in (name, *aliases.get(name, ())) if each in stored] for name in wanted}
+    missing = [name for name, names in found.items() if not names]
+    unexpected = [
+        name
+        for name in stored
+        if name not in known and _end(name) not in computed and not any(pattern.search(name) for pattern in ignored)
+    ]
     problems = [*_listed("the model has, and they lack", missing, near=unexpected)]
     problems += _listed("they have, and the model lacks", unexpected, near=[])
     problems += _listed(
         "have another shape",
         [
-            f"{name} {stored[name]}, the model's is {shape}"
-            for name, shape in wanted.items()
-            if name in stored and stored[name] != shape
+            f"{each} {stored[each]}, the model's is {wanted[name]}"
+            for name, names in found.items()
+            for each in names
+            if stored[each] != wanted[name]
         ],
         near=[],
     )
@@ -152,6 +159,11 @@ def _own(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """What a checkpoint of the model holds, each tensor once."""
     tied = tied_names(model)
     yield from ((name, value) for name, value in model.state_dict().items() if name not in tied)
+
+
+def _end(name: str) -> str:
+    """The last module and its tensor: `rotary_emb.inv_freq`."""
+    return ".".join(name.split(".")[-2:])
 
 
 def _aliases(model: nn.Module) -> dict[str, list[str]]:
