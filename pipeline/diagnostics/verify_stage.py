@@ -74,8 +74,7 @@ def verify_stage(
     )
     half = resources.workers // 2 if resources.workers > 1 else 2
     other = half if other_workers is None else other_workers
-    for ranks, each in ((resources.workers, config), (other, config_at(config, world_size=other))):
-        _check(each, opened, ranks=ranks, device=device.device)
+    _check(config, opened, ranks=(resources.workers, other), device=device.device)
     with tempfile.TemporaryDirectory(prefix="pipeline-verify-resume-") as work:
         experiment = Experiment(
             config=config,
@@ -109,14 +108,15 @@ def _shortened(config: TrainConfig, *, steps: int, checkpoint_every: int) -> Tra
     )
 
 
-def _check(config: TrainConfig, dataset: TokenDataset | ArrayDataset, *, ranks: int, device: str) -> None:
+def _check(config: TrainConfig, dataset: TokenDataset | ArrayDataset, *, ranks: Sequence[int], device: str) -> None:
     """Refuse before time is spent on ranks that are killed; 0 ranks are none.
 
     Raises:
         ParameterError: so many ranks cannot train this.
     """
     length = None if isinstance(dataset, ArrayDataset) else dataset.sequence_length
-    if ranks:
-        plan_run(config, sequence_length=length, world_size=ranks)
-    if device == "cuda" and ranks > num_cuda_devices():
-        raise ParameterError(f"{ranks} ranks need as many GPUs on this machine", hint="see --other-workers")
+    plan_run(config, sequence_length=length, world_size=ranks[0])
+    for world_size in filter(None, ranks):
+        plan_run(config_at(config, world_size=world_size), sequence_length=length, world_size=world_size)
+        if device == "cuda" and world_size > num_cuda_devices():
+            raise ParameterError(f"{world_size} ranks need as many GPUs on this machine", hint="see --other-workers")
