@@ -138,11 +138,11 @@ def _print(report: Mapping[str, Any], *, stage: str) -> None:
         f"stage {escape(stage)}: {report['steps']} steps, a checkpoint every {report['checkpoint_every_steps']}, "
         f"killed on {report['world_size']} rank(s)"
     )
-    elsewhere = f"same rows, losses within {report['tolerance']:g}"
+    elsewhere = f"same rows, losses and state within {report['tolerance']:g}"
     if report["draws"]:
         elsewhere = "same rows; the model draws random numbers, other ranks draw others"
     table = make_table()
-    for title in ("killed at step", "resumed from", "ranks", "loss error", "verdict"):
+    for title in ("killed at step", "resumed from", "ranks", "loss error", "state error", "verdict"):
         table.add_column(title, justify="left" if title == "verdict" else "right")
     for case in report["cases"]:
         equal = "bit-equal" if case["world_size"] == report["world_size"] else elsewhere
@@ -151,6 +151,7 @@ def _print(report: Mapping[str, Any], *, stage: str) -> None:
             str(case["resumed_from"]),
             str(case["world_size"]),
             f"{case['loss_error']:.1e}",
+            f"{case['state_error']:.1e}",
             f"[green]{equal}[/]" if case["ok"] else f"[red]{escape('; '.join(case['problems']))}[/]",
         )
     console.print(table)

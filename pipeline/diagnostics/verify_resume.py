@@ -18,7 +18,7 @@ from pipeline.errors import ClusterError, ParameterError, StageError
 from pipeline.stages.reporting import BufferedReporter
 from pipeline.training.checkpoints.commit import CheckpointCommit
 from pipeline.training.checkpoints.rng import has_drawn
-from pipeline.training.checkpoints.state_difference import state_differences
+from pipeline.training.checkpoints.state_difference import state_differences, state_distances
 from pipeline.training.config import MeshSizes, TrainConfig
 from pipeline.training.launch.spawn import spawn
 from pipeline.training.loop import train
@@ -29,9 +29,11 @@ from pipeline.training.tasks.watched_rows import Kill, RowLog, WatchedRows, read
 from pipeline.training.worker import WorkerContext, joined
 
 OTHER_WORLD_TOLERANCE = 1e-3
-"""Relative, of a loss: float32 sums in another order, amplified by the steps that follow."""
+"""Relative, of a loss and of a kind of state: float32 sums in another order, amplified by the steps that follow."""
 TIMEOUT_SECONDS = 3600.0
 NUM_KILLS = 3
+_ELSEWHERE = "elsewhere"
+"""Workspace of the other number of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +59,8 @@ class ResumeCase:
     resumed_from: int
     loss_error: float
     """Largest relative error of a loss after resuming."""
+    state_error: float
+    """Largest relative distance of a kind of state at the end (parameters, optimizer, ...); 0 where it is bit-equal."""
     problems: tuple[str, ...]
     """What is not as it must be; empty where all is."""
 
@@ -74,7 +78,7 @@ class ResumeReport:
     world_size: int
     checkpoint_every_steps: int
     draws: bool
-    """The model draws random numbers; losses at another number of ranks are not judged."""
+    """The model draws random numbers; losses and state at another number of ranks are not judged."""
     cases: tuple[ResumeCase, ...]
 
     @property
@@ -169,7 +173,7 @@ def verify_resume(
         notice(f"killing rank {kill.rank} at step {step}")
         _die(experiment, experiment.job(f"kill-{step}", kill=kill), world_size=world_size)
     if other_world_size is not None:  # before the others resume: it needs the checkpoints as the kill left them
-        shutil.copytree(experiment.work / f"kill-{kills[-1]}", experiment.work / "elsewhere")
+        shutil.copytree(experiment.work / f"kill-{kills[-1]}", experiment.work / _ELSEWHERE)
     notice(f"resuming {len(kills)} times on {world_size} ranks")
     resumed = experiment.train([experiment.job(f"kill-{step}") for step in kills], world_size=world_size)
     judge = functools.partial(_judge, experiment, straight=straight)
@@ -180,7 +184,7 @@ def verify_resume(
     if other_world_size is not None:
         notice(f"going on with {other_world_size} rank(s)")
         there = replace(experiment, config=config_at(config, world_size=other_world_size))
-        (moved,) = there.train([there.job("elsewhere", log="moved")], world_size=other_world_size)
+        (moved,) = there.train([there.job(_ELSEWHERE, log="moved")], world_size=other_world_size)
         cases.append(judge(moved, killed_at=kills[-1], log="moved", world_size=other_world_size, is_same=False))
     return ResumeReport(
         steps=config.steps,
@@ -257,18 +261,23 @@ def _judge(
     first = 0 if is_same else trained.resumed_from  # the log of other ranks begins where they go on
     rows = {at: ranks for at, ranks in read_rows(experiment.rows_of("straight")).items() if at >= first}
     problems += _row_problems(rows, read_rows(experiment.rows_of(log)), is_same=is_same)
+    kept: dict[str, Any] = {"other_workspace": experiment.job("straight").workspace, "other": straight.commit}
+    place = experiment.job(log if is_same else _ELSEWHERE).workspace
+    distances = {} if is_same else state_distances(place, trained.commit, **kept)
     if is_same:
-        problems += state_differences(
-            experiment.job(log).workspace,
-            trained.commit,
-            other_workspace=experiment.job("straight").workspace,
-            other=straight.commit,
-        )
+        problems += state_differences(place, trained.commit, **kept)
+    elif not straight.draws:
+        problems += [
+            f"{kind}: {distance:.1e} apart; {OTHER_WORLD_TOLERANCE:.0e} is allowed"
+            for kind, distance in distances.items()
+            if distance > OTHER_WORLD_TOLERANCE
+        ]
     return ResumeCase(
         killed_at=killed_at,
         world_size=world_size,
         resumed_from=trained.resumed_from,
         loss_error=loss_error,
+        state_error=max(distances.values(), default=0.0),
         problems=tuple(problems),
     )
 

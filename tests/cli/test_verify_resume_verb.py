@@ -17,9 +17,33 @@ REPORT = {
     "tolerance": 1e-3,
     "ok": False,
     "cases": [
-        {"killed_at": 4, "world_size": 2, "resumed_from": 3, "loss_error": 0.0, "problems": (), "ok": True},
-        {"killed_at": 4, "world_size": 1, "resumed_from": 3, "loss_error": 1e-6, "problems": (), "ok": True},
-        {"killed_at": 7, "world_size": 2, "resumed_from": 6, "loss_error": 0.5, "problems": ("rng: x",), "ok": False},
+        {
+            "killed_at": 4,
+            "world_size": 2,
+            "resumed_from": 3,
+            "loss_error": 0.0,
+            "state_error": 0.0,
+            "problems": (),
+            "ok": True,
+        },
+        {
+            "killed_at": 4,
+            "world_size": 1,
+            "resumed_from": 3,
+            "loss_error": 1e-6,
+            "state_error": 1e-5,
+            "problems": (),
+            "ok": True,
+        },
+        {
+            "killed_at": 7,
+            "world_size": 2,
+            "resumed_from": 6,
+            "loss_error": 0.5,
+            "state_error": 0.0,
+            "problems": ("rng: x",),
+            "ok": False,
+        },
     ],
 }
 
@@ -73,5 +97,5 @@ def test_a_difference_is_shown_and_is_the_exit_code(monkeypatch, capsys, as_json
         assert '"killed_at": 7' in out
         return
     assert "bit-equal" in out
-    assert "same rows, losses within 0.001" in out
+    assert "same rows, losses and state within 0.001" in out
     assert "rng: x" in out

@@ -1,10 +1,11 @@
-"""What differs between two committed checkpoints, to the bit.
+"""What differs between two committed checkpoints, to the bit, or by how much.
 
-Owns the comparison of parameters, optimizer state and RNG states. Knows nothing of how they came about. The one
+Owns the comparison of parameters, optimizer state, extras and RNG states. Knows nothing of how they came about. The one
 decision: checkpoints are compared as they lie in the store, by one process, so that nothing that loads them can hide a
 difference.
 """
 
+import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,6 +36,37 @@ def state_differences(
             more = ", ..." if len(different) > MAX_NAMED else ""
             found.append(f"{kind}: {len(different)} of {len(names)} differ ({', '.join(different[:MAX_NAMED])}{more})")
     return found
+
+
+def state_distances(
+    workspace: str, commit: CheckpointCommit, *, other_workspace: str, other: CheckpointCommit
+) -> dict[str, float]:
+    """How far two states are apart, by kind, where they need not be bit-equal; RNG states have no distance.
+
+    Returns:
+        ||a - b|| / ||b|| over all floating-point tensors of a kind together (Euclidean, in float64); infinite where the
+        kinds do not have the same entries, or an entry that is no such tensor differs.
+    """
+    ours, theirs = (_state(place, made) for place, made in ((workspace, commit), (other_workspace, other)))
+    return {
+        kind: _distance(ours.get(kind, {}), theirs.get(kind, {})) for kind in sorted({*ours, *theirs}) if kind != "rng"
+    }
+
+
+def _distance(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
+    if ours.keys() != theirs.keys():
+        return math.inf
+    squared_difference = squared_norm = 0.0
+    for name, mine in ours.items():
+        other = theirs[name]
+        if isinstance(mine, torch.Tensor) and isinstance(other, torch.Tensor) and mine.is_floating_point():
+            if mine.shape != other.shape:
+                return math.inf
+            squared_difference += float((mine.double() - other.double()).square().sum())
+            squared_norm += float(other.double().square().sum())
+        elif not _is_equal(mine, other):
+            return math.inf
+    return math.sqrt(squared_difference / squared_norm) if squared_norm else math.sqrt(squared_difference)
 
 
 def _state(workspace: str, commit: CheckpointCommit) -> dict[str, dict[str, Any]]:
