@@ -2,7 +2,8 @@
 //
 // x is [rows, in] and y [rows, out], row after row. w is [blocks, in, 48]: block b holds the columns from 48 b on, so
 // that one tile of y reads one stretch of memory from its beginning to its end, whatever the number of rows. XLA's own
-// product copies the weight into such an order at every call.
+// product copies the weight into such an order at every call. Only the first `count` rows are computed, and the others
+// become zero: rows that fill up a compiled shape cost next to nothing.
 //
 // Each number of y is one sum over `in`, in its order, in one register: neither the number of rows nor the number of
 // threads changes a bit of it.
@@ -157,20 +158,22 @@ struct Product {
   }
 };
 
-ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w, ffi::ResultBuffer<ffi::F32> y,
-               bool is_wide) {
+ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w, ffi::Buffer<ffi::S32> count,
+               ffi::ResultBuffer<ffi::F32> y, bool is_wide) {
   const auto of_x = x.dimensions(), of_w = w.dimensions(), of_y = y->dimensions();
   if (of_x.size() != 2 || of_w.size() != 3 || of_y.size() != 2 || of_w[2] != kColumns || of_w[1] != of_x[1] ||
-      of_y[0] != of_x[0] || of_w[0] != (of_y[1] + kColumns - 1) / kColumns) {
+      of_y[0] != of_x[0] || count.element_count() != 1 || of_w[0] != (of_y[1] + kColumns - 1) / kColumns) {
     return ffi::Error::InvalidArgument("x [rows, in] and w [blocks, in, 48] do not give y [rows, out]");
   }
   auto product = std::make_shared<Product>();
   product->x = x.typed_data();
   product->w = w.typed_data();
   product->y = y->typed_data();
-  product->shape = {of_x[0], of_x[1], of_y[1], of_w[0]};
+  const int64_t rows = std::clamp<int64_t>(count.typed_data()[0], 0, of_x[0]);
+  std::fill(product->y + rows * of_y[1], product->y + of_y[0] * of_y[1], 0.0f);
+  product->shape = {rows, of_x[1], of_y[1], of_w[0]};
   product->is_wide = is_wide;
-  product->parts = of_w[0] * ((of_x[0] + kRowsAtOnce - 1) / kRowsAtOnce);
+  product->parts = of_w[0] * ((rows + kRowsAtOnce - 1) / kRowsAtOnce);
   // This thread takes part too, and ends when the parts have: a pool whose threads are all busy cannot hold it up.
   const int64_t helpers = std::min<int64_t>(pool.num_threads(), product->parts) - 1;
   for (int64_t i = 0; i < helpers; ++i) pool.Schedule([product] { product->Work(); });
@@ -185,14 +188,14 @@ ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F
   return ffi::Error::Success();
 }
 
-ffi::Error RunWide(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w,
+ffi::Error RunWide(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w, ffi::Buffer<ffi::S32> count,
                    ffi::ResultBuffer<ffi::F32> y) {
-  return Run(pool, x, w, y, true);
+  return Run(pool, x, w, count, y, true);
 }
 
-ffi::Error RunNarrow(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w,
+ffi::Error RunNarrow(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w, ffi::Buffer<ffi::S32> count,
                      ffi::ResultBuffer<ffi::F32> y) {
-  return Run(pool, x, w, y, false);
+  return Run(pool, x, w, count, y, false);
 }
 
 }  // namespace
@@ -209,6 +212,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(PackedProduct512, RunWide,
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(PackedProduct2, RunNarrow,
@@ -216,4 +220,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(PackedProduct2, RunNarrow,
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>());

@@ -11,8 +11,12 @@ import ctypes
 import functools
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +29,7 @@ COLUMNS = 48
 _WIDE = 2
 _HANDLERS = {1: ("PackedProduct2", "AVX2"), _WIDE: ("PackedProduct512", "AVX-512")}
 _ONCE = threading.Lock()
+_count: ContextVar[Any] = ContextVar("count", default=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +54,19 @@ def pack(kernel_IO: jax.Array) -> jax.Array:
     return filled.reshape(num_in, -1, COLUMNS).transpose(1, 0, 2)
 
 
+@contextmanager
+def counting_rows(count: Any) -> Iterator[None]:
+    """While this is traced, only the first `count` rows (an int32 []) of each packed product are computed.
+
+    The others become zero. For a model whose rows behind `count` fill up a shape and are read by nobody.
+    """
+    token = _count.set(count)
+    try:
+        yield
+    finally:
+        _count.reset(token)
+
+
 def packed_product(x: jax.Array, kernel_PIC: jax.Array, *, num_out: int) -> jax.Array:
     """[..., in] to [..., out], float32; the kernel is that of `pack`.
 
@@ -62,7 +80,9 @@ def packed_product(x: jax.Array, kernel_PIC: jax.Array, *, num_out: int) -> jax.
         raise RuntimeError(f"products of packed weights cannot be computed here: {support().reason}")
     x_BI = x.reshape(-1, x.shape[-1])
     form = jax.ShapeDtypeStruct((x_BI.shape[0], num_out), jnp.float32)
-    y_BO = jax.ffi.ffi_call(target, form)(x_BI, kernel_PIC)
+    count = _count.get()
+    count = jnp.int32(x_BI.shape[0]) if count is None else jnp.asarray(count, jnp.int32)
+    y_BO = jax.ffi.ffi_call(target, form)(x_BI, kernel_PIC, count)
     return y_BO.reshape(*x.shape[:-1], num_out)
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pipeline.models.decoders.model import Cache, Decoder
+from pipeline.models.packed.product import counting_rows
 from pipeline.serving.engine.sampling import SamplingRows, sample
 
 
@@ -52,14 +53,15 @@ class StepFunctions:
         slot, start, count = placed
         offsets_T = jnp.arange(tokens_BT.shape[1])
         positions_T = jnp.where(offsets_T < count, start + offsets_T, self.context)
-        return self.rebuild(leaves).extend(
-            tokens_BT,
-            cache=cache,
-            positions_BT=positions_T[None],
-            attention_length=attention_length,
-            slots_B=slot[None],
-            take_B=count[None] - 1,
-        )
+        with counting_rows(count):
+            return self.rebuild(leaves).extend(
+                tokens_BT,
+                cache=cache,
+                positions_BT=positions_T[None],
+                attention_length=attention_length,
+                slots_B=slot[None],
+                take_B=count[None] - 1,
+            )
 
     def decode(
         self, leaves: Any, cache: Cache, rows: Rows, num_steps: Any, *, attention_length: int

@@ -16,7 +16,7 @@ from pipeline.models.decoders.layers import Projection
 from pipeline.models.packed import product
 from pipeline.models.packed.building import build
 from pipeline.models.packed.modules import PackedProjection, choose_products, pack_projections
-from pipeline.models.packed.product import COLUMNS, pack, packed_product, support
+from pipeline.models.packed.product import COLUMNS, counting_rows, pack, packed_product, support
 from pipeline.settings import cache_directory
 
 # A sum of 576 products in float32 is off by 3e-7 of the largest; measured over the shapes below.
@@ -62,6 +62,22 @@ def test_a_row_gets_the_same_bits_alone_and_among_others(target: str) -> None:
     for row in (0, 7, 8, 95, 96, 199):
         np.testing.assert_array_equal(np.asarray(multiply(x[row : row + 1]))[0], together[row])
     np.testing.assert_array_equal(np.asarray(multiply(x[:8])), together[:8])
+
+
+@pytest.mark.parametrize("count", [0, 1, 9, 96, 97, 130, 131, 4000])
+def test_only_rows_that_count_are_computed(target: str, count: int) -> None:
+    packed = pack(jnp.asarray(drawn(64, 101)))
+
+    @jax.jit
+    def multiply(x: jax.Array, count: jax.Array) -> jax.Array:
+        with counting_rows(count):
+            return packed_product(x, packed, num_out=101)
+
+    x = drawn(131, 64)
+    whole, part = np.asarray(multiply(x, jnp.int32(131))), np.asarray(multiply(x, jnp.int32(count)))
+    np.testing.assert_array_equal(part[:count], whole[:count])
+    assert not part[count:].any()
+    np.testing.assert_array_equal(np.asarray(jax.jit(lambda x: packed_product(x, packed, num_out=101))(x)), whole)
 
 
 def test_many_products_at_once_wait_for_no_thread_that_waits_for_them(target: str) -> None:
@@ -129,7 +145,9 @@ def test_a_call_with_shapes_that_do_not_fit_is_refused() -> None:
     name = support().target
     assert name is not None
     wrong = jax.jit(
-        lambda x: jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((2, 48), jnp.float32))(x, jnp.zeros((1, 5, COLUMNS)))
+        lambda x: jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((2, 48), jnp.float32))(
+            x, jnp.zeros((1, 5, COLUMNS)), jnp.int32(2)
+        )
     )
     with pytest.raises(jax.errors.JaxRuntimeError, match="do not give y"):
         jax.block_until_ready(wrong(drawn(2, 4)))
