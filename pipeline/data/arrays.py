@@ -64,6 +64,11 @@ class ArrayDataset:
         return manifest_digest(self.directory)
 
     @property
+    def waiting_for(self) -> str | None:
+        """Nothing is ever fetched."""
+        return None
+
+    @property
     def inputs(self) -> dict[str, ArraySpec]:
         """What a model is given, by keyword of its `forward`."""
         return {name: spec for name, spec in self.manifest.arrays.items() if name != self.manifest.target}

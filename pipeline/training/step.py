@@ -36,7 +36,7 @@ class StepOutcome:
 def take_step(session: Session, step: int) -> StepOutcome:
     """Optimizer step `step` (from 0): accumulate, clip, update; parameters stay as they are where it is not finite."""
     config, worker, watchdog = session.config, session.worker, session.guard.watchdog
-    watchdog.waits_for("data", step=step)
+    watchdog.waits_for("data", step=step, detail=lambda: session.task.data_wait)
     reach(Place.DATA, step=step)
     position = step + session.guard.non_finite.data_offset
     with session.speed.waiting():

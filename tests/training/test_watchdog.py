@@ -32,11 +32,11 @@ def test_it_names_rank_step_wait_and_stacks() -> None:
     watched, told, ended = watchdog()
     with watched.watching():
         watched.step_done()
-        watched.waits_for("data", step=7)
+        watched.waits_for("data", step=7, detail=lambda: "train-00003.npy of s3://corpus")
         assert ended.wait(10)
     (error,) = told
     assert type(error) is StalledError
-    assert error.message.startswith("rank 1, step 8, waiting for data: no progress for 0.")
+    assert error.message.startswith("rank 1, step 8, waiting for data (train-00003.npy of s3://corpus): no pro")
     assert "test_it_names_rank_step_wait_and_stacks" in error.message
     assert "step_timeout_seconds" in error.hint
 

@@ -48,14 +48,21 @@ class Watchdog:
     grace_seconds: float
     end: Callable[[PipelineError], None] = end_process
     _waits_for: str = "start"
+    _detail: Callable[[], str | None] = lambda: None
     _step: int = 0
     _progress_at: float = field(default_factory=time.monotonic)
     _is_started: bool = False
     _durations: deque[float] = field(default_factory=lambda: deque(maxlen=_MEDIAN_OF))
 
-    def waits_for(self, what: str, *, step: int | None = None) -> None:
-        """Say what comes next: `data`, `forward and backward`, `the other ranks`, `a checkpoint`, ..."""
-        self._waits_for = what
+    def waits_for(self, what: str, *, step: int | None = None, detail: Callable[[], str | None] = lambda: None) -> None:
+        """Say what comes next: `data`, `forward and backward`, `the other ranks`, `a checkpoint`, ...
+
+        Args:
+            what: in words.
+            step: from 0, where a new one begins.
+            detail: asked only where there is no progress: which part of it, in words.
+        """
+        self._waits_for, self._detail = what, detail
         if step is not None:
             self._step = step
 
@@ -95,7 +102,9 @@ class Watchdog:
     def problem(self) -> PipelineError | None:
         """Why the process has to end now, or None."""
         asked_for = preempted_for_seconds()
+        detail = self._detail()
         where = f"rank {self.rank}, step {self._step + 1}, waiting for {self._waits_for}"
+        where += f" ({detail})" if detail else ""
         if asked_for is not None and asked_for > self.grace_seconds:
             return PreemptedError(
                 f"{where}: {reason_of(Flag.PREEMPT)} asked training to make way, and no checkpoint was committed "

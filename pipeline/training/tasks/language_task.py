@@ -62,6 +62,11 @@ class LanguageTask:
         return self._dataset.digest
 
     @property
+    def data_wait(self) -> str | None:
+        """Shards that are being fetched."""
+        return self._dataset.waiting_for
+
+    @property
     def companions(self) -> Mapping[str, bytes]:
         """`config.json` and `tokenizer.json`."""
         text = json.dumps(self._config.to_dict(), indent=2, sort_keys=True) + "\n"

@@ -42,6 +42,11 @@ class ModuleTask:
         return self._dataset.digest
 
     @property
+    def data_wait(self) -> str | None:
+        """Shards that are being fetched."""
+        return self._dataset.waiting_for
+
+    @property
     def companions(self) -> Mapping[str, bytes]:
         """`module.json`."""
         described = module_file(self._factory, arguments=self._config.model_arguments, dataset=self._dataset)

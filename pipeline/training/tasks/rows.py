@@ -24,6 +24,11 @@ class TokenRows(Protocol):
         ...
 
     @property
+    def waiting_for(self) -> str | None:
+        """What is being fetched, in words; None where nothing is."""
+        ...
+
+    @property
     def sequence_length(self) -> int:
         """T."""
         ...
@@ -99,6 +104,11 @@ class ArrayRows(Protocol):
     @property
     def digest(self) -> str:
         """sha256 of what the dataset holds, hexadecimal."""
+        ...
+
+    @property
+    def waiting_for(self) -> str | None:
+        """What is being fetched, in words; None where nothing is."""
         ...
 
     @property

@@ -34,6 +34,11 @@ class Task(Protocol):
         ...
 
     @property
+    def data_wait(self) -> str | None:
+        """What is being fetched for the rows, in words; None where nothing is."""
+        ...
+
+    @property
     def companions(self) -> Mapping[str, bytes]:
         """Files that are kept beside every checkpoint, by name."""
         ...
