@@ -8,6 +8,7 @@ import pytest
 from chaos_files import PLACES, Weather, register
 from conftest import TINY_MODEL
 from rank_functions import Recorder, StoppedError, StoppingRows, train_recorded
+from saving_ranks import save_while_training
 
 from pipeline.artifacts.store import open_store
 from pipeline.errors import CheckpointError
@@ -16,8 +17,10 @@ from pipeline.training.checkpoints.flight import Landing, Written
 from pipeline.training.checkpoints.history import SaveHistory
 from pipeline.training.checkpoints.interval import SaveInterval, young_interval
 from pipeline.training.checkpoints.state_difference import state_differences
+from pipeline.training.launch.spawn import spawn
 from pipeline.training.loop import train
 
+TIMEOUT_SECONDS = 120.0
 CLOSE_SECONDS = 0.3
 """Of every file; several steps of the tiny model go by meanwhile."""
 DROPOUT = TINY_MODEL | {"attention_dropout": 0.1}
@@ -166,3 +169,24 @@ def test_three_failures_in_a_row_end_training() -> None:
         history.end(landing(stall_seconds=0.1, write_seconds=None, step=step))
     with pytest.raises(CheckpointError):
         history.check()
+
+
+def test_ranks_save_on_a_group_of_their_own_and_agree_on_failure(make_job, tmp_path: Path) -> None:
+    first, second = spawn(
+        save_while_training,
+        make_job(steps=6, checkpoint_every_steps=100, checkpoint_async=True),
+        world_size=2,
+        timeout_seconds=TIMEOUT_SECONDS,
+    )
+    # Training reduces on the default group while rank 1 still writes, and both see the same number of such steps.
+    assert first.steps_while_saving == second.steps_while_saving > 2
+    # One rank fails: both say so, name it, and keep what was committed before.
+    assert first.error == second.error == "cannot write step 2: rank 1: No space left on device"
+    assert first.committed == second.committed == [1]
+    assert not list((tmp_path / "workspace/checkpoints/step-00000002").iterdir())
+    assert first.notes[0].startswith("the save of step 2 failed, 1 in a row of 3")
+    # Every rank goes on with its own random numbers, of every library; also by the seed of another number of ranks.
+    for found in (first, second):
+        assert found.draws[0] == found.draws[1]
+    for name, mine, other in zip(("saved", "resumed", "seeded"), first.draws, second.draws, strict=True):
+        assert all(one != two for one, two in zip(mine, other, strict=True)), name
