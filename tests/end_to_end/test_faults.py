@@ -11,9 +11,8 @@ from flow_project import FLOW, end, events_until, has_committed_step
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(420)]
 
-HEAD_NOTICED_SECONDS = 30.0
-"""Two looks of 2 s, and the end of the process beside busy ones."""
-LEFTOVER_SECONDS = 60.0
+HEAD_NOTICED_SECONDS = 60.0
+"""Two looks of 2 s, and the end of the process. Measured beside sixteen busy processes: 4 s and 15 s."""
 WAITING = """
 flow: waiting
 stages:
@@ -125,8 +124,8 @@ def test_a_killed_head_fails_the_run_at_once_and_it_is_taken_up_on_a_new_one(mak
     failed = project.json("runs")[0]
     assert failed["status"] == "FAILED"
     assert "does not answer any more" in failed["error"]
-    _, left = psutil.wait_procs(killed, timeout=LEFTOVER_SECONDS)
-    assert [one.name() for one in left] == []
     (project.root / "go").touch()
     project.run("rerun", failed["run_id"])
+    # Ray's own agents outlive their head; a new one is started only after they were ended.
+    assert [one.name() for one in killed if one.is_running()] == []
     assert project.json("show", failed["run_id"])["status"] == "DONE"
