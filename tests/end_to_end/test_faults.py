@@ -5,7 +5,6 @@ import signal
 import sqlite3
 import time
 
-import psutil
 import pytest
 from flow_project import FLOW, end, events_until, has_committed_step
 
