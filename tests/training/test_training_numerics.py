@@ -3,7 +3,9 @@
 import ast
 import collections
 import functools
+import json
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,9 @@ import torch
 from conftest import TINY_MODEL
 from numeric_ranks import numerics, take_steps
 from rank_functions import train_recorded
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from pipeline.training.config import Ema
 from pipeline.training.launch.spawn import spawn
@@ -151,15 +155,24 @@ def test_modules_are_called_and_never_their_forward(project: Path) -> None:
 
 
 class Counted(TorchDispatchMode):
-    """Counts operators that are computed."""
+    """Counts operators that are computed, and what of their results is still held."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
         self.calls: collections.Counter[str] = collections.Counter()
+        self._known = {StorageWeakRef(each.untyped_storage()) for each in known}
+        self._made: dict[StorageWeakRef, int] = {}
 
     def __torch_dispatch__(self, operator, types, arguments=(), keywords=None):
         self.calls[str(operator)] += 1
-        return operator(*arguments, **(keywords or {}))
+        results = operator(*arguments, **(keywords or {}))
+        for each in tree_leaves(results):
+            if isinstance(each, torch.Tensor):
+                self._made[StorageWeakRef(each.untyped_storage())] = each.untyped_storage().nbytes()
+        return results
+
+    def held_bytes(self) -> int:
+        return sum(size for made, size in self._made.items() if made not in self._known and not made.expired())
 
 
 def test_selective_recomputing_computes_no_product_twice_and_full_all_of_them() -> None:
@@ -182,3 +195,18 @@ def test_selective_recomputing_computes_no_product_twice_and_full_all_of_them() 
     assert extra["full"][attention] == extra["full"][activation] == layers
     assert extra["selective"][products] == extra["selective"][attention] == 0
     assert extra["selective"][activation] == layers
+
+
+@pytest.mark.parametrize(("kind", "values"), [("none", 7432), ("selective", 4230), ("full", 384)])
+def test_recomputing_keeps_what_its_docstring_says(project: Path, kind: str, values: int) -> None:
+    described = json.loads((project / "configs" / "models" / "llama-8m.json").read_text())
+    held, tokens = [], torch.arange(64)[None]
+    for layers in (1, 2):
+        model = build_model(model_config(described | {"num_hidden_layers": layers}), seed=0)
+        if kind != "none":
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs=checkpoint_options(kind))
+        with Counted([*model.parameters(), *model.buffers()]) as counted:
+            output = model(input_ids=tokens, use_cache=False)
+        held.append(counted.held_bytes())
+        del output
+    assert (held[1] - held[0]) / tokens.numel() / 4 == pytest.approx(values, rel=0.02)
