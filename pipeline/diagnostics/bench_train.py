@@ -10,7 +10,13 @@ from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pipeline.diagnostics import bench_train_cluster, bench_train_recovery, bench_train_speed, bench_train_stall
+from pipeline.diagnostics import (
+    bench_train_cluster,
+    bench_train_memory,
+    bench_train_recovery,
+    bench_train_speed,
+    bench_train_stall,
+)
 from pipeline.diagnostics.bench_result import BenchResult, BenchRow, machine_facts
 from pipeline.diagnostics.bench_train_material import Material, Measured
 from pipeline.errors import PipelineError, UsageError, nearest_name
@@ -18,6 +24,7 @@ from pipeline.errors import PipelineError, UsageError, nearest_name
 GROUPS: Mapping[str, Callable[[Material], Measured]] = {
     "speed": bench_train_speed.measure,
     "stall": bench_train_stall.measure,
+    "memory": bench_train_memory.measure,
     "recovery": bench_train_recovery.measure,
     "ray": bench_train_cluster.measure,
 }

@@ -1,12 +1,13 @@
-"""What is freed stays with the process."""
+"""Small blocks that are freed stay with the process, large ones do not."""
 
 import subprocess
 import sys
 
-FAULTS_OF_ONE_BLOCK = 64 * 2**20 // 4096
+MIB = 2**20
+PAGES_OF_A_ROUND = 64 * MIB // 4096
 
 COUNT = """
-import ctypes, resource, sys
+import ctypes, resource
 from pipeline.training.host_memory import keep_freed_memory
 
 library = ctypes.CDLL(None)
@@ -15,23 +16,38 @@ library.malloc.argtypes, library.free.argtypes = [ctypes.c_size_t], [ctypes.c_vo
 library.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 
 def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(4):
-        block = library.malloc(64 << 20)
-        library.memset(block, 1, 64 << 20)
-        library.free(block)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
-fresh = faults()
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 >> 20
+
+def take(number, size):
+    blocks = [library.malloc(size) for _ in range(number)]
+    for block in blocks:
+        library.memset(block, 1, size)
+    for block in blocks:
+        library.free(block)
+
+def of_a_round():
+    take(64, 1 << 20)
+    before = faults()
+    take(64, 1 << 20)
+    return faults() - before
+
+fresh = of_a_round()
 kept = keep_freed_memory()
-faults()
-print(fresh, int(kept), faults())
+after = of_a_round()
+before = resident()
+take(8, 8 << 20)
+print(fresh, int(kept), after, resident() - before)
 """
 
 
-def test_a_block_that_was_freed_is_not_cleared_anew() -> None:
+def test_small_blocks_are_not_cleared_anew_and_large_ones_go_back() -> None:
     found = subprocess.run([sys.executable, "-c", COUNT], check=True, capture_output=True, text=True, timeout=60)
-    fresh, kept, after = map(int, found.stdout.split())
+    fresh, kept, after, grown_mib = map(int, found.stdout.split())
     assert kept
-    assert fresh >= 4 * FAULTS_OF_ONE_BLOCK
-    assert after < FAULTS_OF_ONE_BLOCK / 10
+    assert fresh > PAGES_OF_A_ROUND / 2
+    assert after < PAGES_OF_A_ROUND / 10
+    assert grown_mib < 8
