@@ -2,7 +2,7 @@
 
 Owns the names of the places, what can happen there, and the text that arms them. Knows nothing of steps beyond their
 number. The one decision: nothing is armed unless the environment says so, and then a place costs one look at an empty
-tuple (measured: 45 ns).
+tuple (measured: 0.12 us of CPU).
 
 `PIPELINE_FAILPOINTS="gradients@rank=1@step=7:nan; data@generation=1:hang"` arms two. Conditions after `@` must all hold
 where they are given: `rank`, `step` (from 0), `generation` (start of training in its workspace, from 1).

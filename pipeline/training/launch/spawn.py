@@ -44,7 +44,8 @@ _STACKS_SECONDS = 1.0
 _STACK_SIGNAL = signal.SIGQUIT
 """As of old: a process that gets it says what its threads are doing."""
 _STACK_CHARACTERS = 4_000
-_PRELOADED = "pipeline.training.loop"
+_PRELOADED = ("pipeline.training.loop", "transformers.models.llama.modeling_llama")
+"""transformers imports the second when such a model is made; that took 1.3 s of each rank's start on a busy machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,7 +163,7 @@ def _context(device: Literal["cpu", "cuda"]) -> ForkServerContext | SpawnContext
     if device == "cuda":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([_PRELOADED])
+    context.set_forkserver_preload(list(_PRELOADED))
     return context
 
 
