@@ -44,7 +44,8 @@ def test_what_a_plan_changes_moves_the_peak(changed, is_more: bool) -> None:
 
 def test_gloo_holds_one_more_whole_gradient_while_it_reduces() -> None:
     light = replace(BLOCK, saved_bytes=40, input_bytes=4, largest_bytes=8)
-    model, two = ModelSize(blocks=(light,), rest=REST, logits_bytes=0), replace(ALONE, shard=2)
+    model = ModelSize(blocks=(light,), rest=REST, logits_bytes=0)
+    two = replace(ALONE, parallel="zero2", shard=2)
     without, with_copy = estimate_memory(model, two), estimate_memory(model, replace(two, on_gloo=True))
     assert 0 < with_copy.peak_bytes - without.peak_bytes <= 4 * BLOCK.trained
 
