@@ -189,7 +189,11 @@ class _Reader:
             models = [member for member in members if isinstance(member, type) and issubclass(member, BaseModel)]
             if models and isinstance(parse_template(node.text).whole, StageReference):
                 return self.read(node, annotation=models[0], path=path)
-            scalars = tuple(member for member in members if member in CONVERTERS)
+            plain = tuple(get_args(member)[0] if get_origin(member) is Annotated else member for member in members)
+            words = tuple(choice for member in plain if get_origin(member) is Literal for choice in get_args(member))
+            scalars = tuple(member for member in plain if member in CONVERTERS)
+            if words and (not scalars or self._is_word(node, words=words)):
+                return self._literal(node, choices=words, path=path)
             return self._scalar_of(node, choices=scalars, path=path)
         wanted = list if isinstance(node, ListNode) else dict
         for member in members:
@@ -198,6 +202,13 @@ class _Reader:
                 return self.read(node, annotation=member, path=path)
         words = " or ".join(_kind_words(member) for member in members)
         return self._wrong(node, wanted=words, path=path)
+
+    def _is_word(self, node: ScalarNode, *, words: tuple[Any, ...]) -> bool:
+        """True where the text, or that of the parameter it refers to, is one of the words."""
+        whole = parse_template(node.text).whole
+        param = self.params.get(whole.name) if isinstance(whole, ParamReference) else None
+        text = node.text if param is None else canonical_text(param.value)
+        return text in {canonical_text(word) for word in words}
 
     def _literal(self, node: Node, *, choices: tuple[Any, ...], path: str) -> Any:
         texts = {canonical_text(choice): choice for choice in choices}

@@ -42,6 +42,10 @@ class Model(BaseModel):
     source: Annotated[Reference, BeforeValidator(parse_reference)] | None = None
 
 
+class Timed(BaseModel):
+    every: Literal["auto"] | Annotated[float, Field(gt=0)] | None = None
+
+
 class Required(BaseModel):
     model_config = ConfigDict(extra="forbid")
     steps: int = Field(description="Optimizer steps.")
@@ -92,6 +96,14 @@ def test_a_switch_may_be_given_with_its_settings():
     assert value("switch: {depth: 3}").switch == Inner(depth=3)
     assert problem("switch: {depth: 0}").path == "with.switch.depth"
     assert problem("switch: [1]").allowed == ("true or false or a mapping with the keys depth",)
+
+
+def test_a_number_may_be_a_word_instead():
+    assert [value(f"every: {text}", model=Timed).every for text in ("auto", "30", "null")] == ["auto", 30.0, None]
+    assert value("every: ${params.s}", model=Timed, params="s: auto").every == "auto"
+    assert value("every: ${params.n}", model=Timed, params="n: 30").every == 30.0
+    for wrong in ("often", "[1]"):
+        assert problem(f"every: {wrong}", model=Timed).path.startswith("with.every")
 
 
 @pytest.mark.parametrize("text", ["1.0", "1e-5", "null.", "12:30", "2024-01-01", "0x1F", "TRUE"])
