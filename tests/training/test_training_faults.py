@@ -173,27 +173,23 @@ def test_rows_that_are_not_finite_are_left_out(spoiled_job, one_rank, tmp_path: 
     assert again.state == back.state
 
 
-@pytest.mark.parametrize(
-    ("place", "committed"), [("forward@step=3", 5), ("save@step=3", 4), ("step_done@step=4", 6), ("validation", 0)]
-)
-def test_a_signal_leads_to_one_commit_at_the_next_boundary(
-    make_job, one_rank, fail_at, tmp_path: Path, place: str, committed: int
-) -> None:
-    job = make_job(steps=7)
+def test_a_signal_leads_to_one_commit_at_the_next_boundary(make_job, one_rank, fail_at, tmp_path: Path) -> None:
     straight, expected = train_recorded(one_rank, make_job(workspace=tmp_path / "straight", steps=7))
-    fail_at(f"{place}:terminate")
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(PreemptedError) as caught:
-        train_recorded(one_rank, job)
-    assert signal.getsignal(signal.SIGTERM) is before
-    assert caught.value.exit_code == 75
-    assert "asked: rank 0 by SIGTERM" in caught.value.message
-    assert [step for step in commits(tmp_path / "workspace") if step != 3] == ([committed] if committed else [])
-    fail_at("")
-    resumed, record = train_recorded(one_rank, job)
-    assert resumed.resumed_from_step == committed
-    assert resumed.state == straight.state
-    assert record.series("loss") == {s: v for s, v in expected.series("loss").items() if s > committed}
+    places = {"forward@step=3": 5, "save@step=3": 4, "step_done@step=4": 6, "validation": 0}
+    for place, committed in places.items():
+        job = make_job(workspace=tmp_path / place, steps=7)
+        fail_at(f"{place}:terminate")
+        before = signal.getsignal(signal.SIGTERM)
+        with pytest.raises(PreemptedError, match="asked: rank 0 by SIGTERM") as caught:
+            train_recorded(one_rank, job)
+        assert signal.getsignal(signal.SIGTERM) is before
+        assert caught.value.exit_code == 75
+        assert [step for step in commits(tmp_path / place) if step != 3] == ([committed] if committed else [])
+        fail_at("")
+        resumed, record = train_recorded(one_rank, job)
+        assert resumed.resumed_from_step == committed
+        assert resumed.state == straight.state
+        assert record.series("loss") == {s: v for s, v in expected.series("loss").items() if s > committed}
 
 
 def test_a_validation_that_was_cut_short_is_made_up_for(make_job, one_rank, monkeypatch, tmp_path: Path) -> None:
