@@ -114,6 +114,18 @@ def test_a_cluster_without_room_for_the_fewest_ends_at_the_deadline():
     assert 20 <= world.now <= 21
 
 
+def test_starts_that_fail_again_and_again_end_at_the_deadline_too():
+    world = World()
+    policy = world.policy(start_timeout_seconds=20.0)
+    with pytest.raises(ClusterError, match="room for, but no start of, 1 workers of 1 CPU within 20 s"):
+        while True:
+            assert started(policy) == 4
+            world.now += 7
+    assert world.now < 30
+    seen_while_running(policy, world, 4, seconds=1)
+    assert started(policy) == 4  # once it runs, the time counts anew
+
+
 def config(**fields) -> TrainConfig:
     given = {"model": "m:f", "steps": 2, "micro_batch_sequences": 2, "learning_rate": 1e-3}
     return TrainConfig(**(given | fields))

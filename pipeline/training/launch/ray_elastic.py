@@ -103,20 +103,21 @@ class ElasticSize(ScalingPolicy):
         """Start with the size of before, or with a smaller one where that does not fit for a while.
 
         Raises:
-            ClusterError: not even the smallest size fits within the start timeout.
+            ClusterError: not even the smallest size fits, or none has come up, within the start timeout.
         """
         now = self._clock()
         if self._idle_since is None:
             self._idle_since = now
         waited = now - self._idle_since
         largest = self._largest(self._room())
-        if largest >= self._wanted or (largest and waited >= SETTLE_SECONDS):
-            return _resize(self.scaling_config, largest)
         if waited > self._start_timeout_seconds:
+            what = "no room for" if not largest else "room for, but no start of,"
             raise ClusterError(
-                f"no room for {self._sizes[0]} workers of {self._needs()} within {self._start_timeout_seconds:g} s",
+                f"{what} {self._sizes[0]} workers of {self._needs()} within {self._start_timeout_seconds:g} s",
                 hint="lower `resources.workers.min`, or bring nodes back",
             )
+        if largest >= self._wanted or (largest and waited >= SETTLE_SECONDS):
+            return _resize(self.scaling_config, largest)
         self._sleep(_PAUSE_SECONDS)
         return NoopDecision()
 
