@@ -203,7 +203,7 @@ def find_resumable(store: Store) -> Resumable:
             rejected.append(f"{prefix}: " + ("; ".join(problems) or "its commit names another directory"))
         else:
             commits.append(found)
-    commits.sort(key=lambda item: (item.key.step, item.key.generation), reverse=True)
+    commits.sort(key=lambda item: (item.key.step, item.key.generation, item.created_at), reverse=True)
     return Resumable(commits=tuple(commits), rejected=tuple(rejected), num_uncommitted=num_uncommitted)
 
 
