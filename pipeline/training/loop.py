@@ -244,6 +244,7 @@ def _after_bad_step(session: Session, reporter: Reporter, outcome: StepOutcome, 
         return None
     if counts.policy.then == "rollback":
         before = replace(counts)
+        session.guard.watchdog.waits_for("a checkpoint to go back to")
         with contextlib.suppress(CheckpointError):  # that a save failed is no reason not to go back to one before it
             session.checkpointer.drain()
         resumed = session.checkpointer.resume(reporter, identity=config.identity())

@@ -2,12 +2,14 @@
 
 import multiprocessing.forkserver
 import time
+from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 from rank_functions import stored_tensors, train_recorded
 
 from pipeline.artifacts.store import open_store
@@ -17,14 +19,17 @@ from pipeline.training.failure import StalledError, WaitingError
 from pipeline.training.fault_policy import FaultPolicy, NonFinitePolicy
 from pipeline.training.faults.failpoints import VARIABLE
 from pipeline.training.launch.spawn import respawn, spawn
+from pipeline.training.parallel.mesh import make_mesh, plan_mesh
+from pipeline.training.worker import WorkerContext, joined
 
 TIMEOUT_SECONDS = 120.0
 GONE_SECONDS = 5.0
 QUICK = FaultPolicy(collective_timeout_seconds=2.0, step_timeout_seconds=3.0, start_timeout_seconds=60.0)
 NOTICE_SECONDS = 20.0
 """Two seconds of the collective, one more of the watchdog, five for a cause to be told; the rest is a busy machine."""
-OWN_RECOVERY_SECONDS = 3.0
-"""Everything but process start, import and the scheduler's part. Measured on two idle cores: 0.5 s."""
+OWN_RECOVERY_SECONDS = 15.0
+"""Everything but process start, import and the scheduler's part. Measured: 2.3 s on two cores with a load of 18. The bar of
+3 s is held by `pipeline bench train`, which has the machine to itself."""
 MICRO_BATCH_TOLERANCE = 2e-5
 """Relative; float32 sums in another order. Measured: up to 3e-6 after 6 steps."""
 
@@ -45,6 +50,21 @@ def nothing_is_left():
     while left := [item for item in psutil.Process().children(recursive=True) if item.pid not in servers]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
+
+
+def waits_of_axes(worker: WorkerContext) -> set[float]:
+    """Seconds that a collective of any axis may take."""
+    with joined(worker):
+        mesh = make_mesh(worker, plan_mesh("ddp", world_size=2, shard_group=None))
+        groups = [dist.group.WORLD, *mesh.root.get_all_groups()]
+        return {group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups}
+
+
+def test_no_axis_of_a_mesh_waits_longer_than_the_gang(monkeypatch) -> None:
+    monkeypatch.setattr(
+        "pipeline.training.launch.spawn.WorkerContext", partial(WorkerContext, collective_timeout_seconds=7)
+    )
+    assert spawn(waits_of_axes, world_size=2, timeout_seconds=TIMEOUT_SECONDS) == [{7.0}, {7.0}]
 
 
 def train_two(job, **options):
@@ -80,13 +100,6 @@ def test_a_killed_rank_costs_the_steps_since_the_commit_and_little_time(make_job
     assert {f"rto_{name}_seconds" for name in ("detect", "teardown", "schedule", "load", "replay")} < set(cost)
     own = sum(value for name, value in cost.items() if name.startswith("rto_") and name != "rto_schedule_seconds")
     assert own < OWN_RECOVERY_SECONDS, cost
-
-
-def test_a_rank_that_raises_is_named_first(make_job, fail_at) -> None:
-    fail_at("forward@rank=1@step=2:raise")
-    with pytest.raises(StageError, match="rank 1: FailpointError: failpoint forward") as caught:
-        train_two(make_job())
-    assert caught.value.message.startswith("rank 1")
 
 
 @pytest.mark.parametrize(
@@ -136,9 +149,9 @@ def test_too_little_memory_on_one_rank_makes_all_micro_batches_smaller(make_job,
     assert result.state.validation_loss == pytest.approx(straight.state.validation_loss, rel=MICRO_BATCH_TOLERANCE)
 
 
-def test_a_user_error_is_not_tried_again(make_job, fail_at, tmp_path: Path) -> None:
-    fail_at("forward@rank=0@step=1:raise")
-    with pytest.raises(StageError):
+def test_a_rank_that_raises_is_named_first_and_not_tried_again(make_job, fail_at, tmp_path: Path) -> None:
+    fail_at("forward@rank=1@step=1:raise")
+    with pytest.raises(StageError, match="rank 1: FailpointError: failpoint forward") as caught:
         respawn(
             train_recorded,
             make_job(),
@@ -147,4 +160,5 @@ def test_a_user_error_is_not_tried_again(make_job, fail_at, tmp_path: Path) -> N
             world_size=2,
             timeout_seconds=TIMEOUT_SECONDS,
         )
+    assert caught.value.message.startswith("rank 1")
     assert [path.name for path in (tmp_path / "workspace" / "generations").iterdir()] == ["0001"]

@@ -24,10 +24,12 @@ N counts replicate x shard x context; tensor and pipeline divide P itself.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 from torch.distributed.fsdp import FSDPModule
 
 from pipeline.errors import ParameterError
@@ -167,12 +169,17 @@ def make_mesh(worker: WorkerContext, plan: MeshPlan, *, order: Sequence[int] | N
     """
     kept = [(name, size) for name, size in zip(AXES, plan.sizes, strict=True) if size > 1 or name == SHARD_AXIS]
     ranks = torch.tensor(order if order is not None else range(worker.world_size))
+    before = set(_world.pg_map)
     root = DeviceMesh(
         worker.device,
         ranks.view([size for _, size in kept]),
         mesh_dim_names=tuple(name for name, _ in kept),
     )
-    return Mesh(plan=plan, root=root, fsdp=_fsdp_mesh(root, plan))
+    mesh = Mesh(plan=plan, root=root, fsdp=_fsdp_mesh(root, plan))
+    # Groups of an axis get torch's own 30 minutes, whatever the whole gang was given.
+    for group in set(_world.pg_map) - before:
+        _set_pg_timeout(timedelta(seconds=worker.collective_timeout_seconds), group)
+    return mesh
 
 
 def _fsdp_mesh(root: DeviceMesh, plan: MeshPlan) -> DeviceMesh:
