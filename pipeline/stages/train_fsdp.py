@@ -35,6 +35,7 @@ from pipeline.training.launch.sizes import choose_sizes
 from pipeline.training.loop import TrainResult
 from pipeline.training.precision import check_precision
 from pipeline.training.session import TrainJob
+from pipeline.training.tasks.documents import check_documents
 from pipeline.training.tasks.empty_model import build_empty
 from pipeline.training.tasks.model import blocks_of, check_fits, model_config, read_model_config, shape_of
 from pipeline.training.tasks.module_factory import check_module
@@ -197,6 +198,7 @@ def _check(
 ) -> None:
     """Model against the dataset; see `run`."""
     check_schedule(config)
+    check_documents(config)
     if isinstance(dataset, ArrayDataset):
         check_supported(config)
         assert isinstance(config.model, str)

@@ -129,6 +129,7 @@ def test_adapters_on_weights_that_exist_come_out_as_a_plain_model(
         ({"model": MODEL | {"vocab_size": 250}}, "the dataset's vocabulary has 300 tokens, the model's vocab_size is"),
         ({"model": MODEL | {"max_position_embeddings": 16}}, "max_position_embeddings is 16"),
         ({"model": MODEL | {"model_type": "lama"}}, "did you mean 'llama'"),
+        ({"document_masks": True, "mesh": {"context": 2}}, "document_masks with mesh context 2"),
         ({"model_arguments": {"width": 3}}, "is a config file, which has no factory"),
         ({"loss": "mean_squared_error"}, "is trained by cross entropy"),
     ],

@@ -16,6 +16,7 @@ from pipeline.errors import ParameterError
 from pipeline.models.module_file import MODULE_FILE
 from pipeline.training.config import BatchPlan, TrainConfig
 from pipeline.training.tasks.buffers import agree_on_buffers
+from pipeline.training.tasks.documents import check_documents
 from pipeline.training.tasks.loss import held_out_rows
 from pipeline.training.tasks.module_factory import build_module, module_file, output_of
 from pipeline.training.tasks.rows import ArrayRows, Examples
@@ -29,7 +30,12 @@ class ModuleTask:
     unit: Unit = "example"
 
     def __init__(self, config: TrainConfig, dataset: ArrayRows, *, project_root: str) -> None:
-        """Take what was checked by `check_module`."""
+        """Take what was checked by `check_module`.
+
+        Raises:
+            ParameterError: the config speaks of documents.
+        """
+        check_documents(config)
         assert isinstance(config.model, str)
         self._config = config
         self._factory = config.model
