@@ -10,7 +10,10 @@ from pipeline.training.checkpoints.snapshot import Snapshots
 from pipeline.training.launch.spawn import free_port
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+ON_CUDA = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=ON_CUDA)])
 def mesh(request: pytest.FixtureRequest):
     backend = "gloo" if request.param == "cpu" else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
