@@ -26,7 +26,7 @@ from pipeline.cli.options import (
     StoreOption,
     Verbose,
 )
-from pipeline.cli.verbs import call
+from pipeline.cli.verbs import call, complain, explain_click
 from pipeline.errors import EXIT_CODE_INTERRUPTED, PipelineError
 
 app = typer.Typer(
@@ -329,11 +329,35 @@ def verify_resume(
 
 
 @app.command()
+def estimate(
+    flow: Flow,
+    stage: Annotated[str, typer.Option(help="The train.fsdp stage; the only one by default.", show_default=False)] = "",
+    memory_gb: Annotated[
+        float | None,
+        typer.Option(help="Of one rank; its share of this machine where ranks have no GPU.", show_default=False),
+    ] = None,
+    param: Params = None,
+    store: StoreOption = None,
+    json: Json = False,
+) -> None:
+    """Say what a rank of a training stage will hold in memory, by kind, and whether it fits."""
+    call(
+        "estimate",
+        flow_path=flow,
+        stage=stage,
+        memory_gb=memory_gb,
+        overrides=param or [],
+        store=store,
+        as_json=json,
+    )
+
+
+@app.command()
 def bench(
     name: Annotated[str, typer.Argument(help="`train`, `trace`, `convert` or `serve`.", show_default=False)],
     rounds: Annotated[int, typer.Option(help="Interleaved rounds; medians are compared.", min=1)] = 5,
     only: Annotated[
-        str, typer.Option(help="Comma-separated patterns of models (trace) or rows (serve).", show_default=False)
+        str, typer.Option(help="Comma-separated patterns of models (trace) or rows (serve, train).", show_default=False)
     ] = "",
     jobs: Annotated[int | None, typer.Option(help="Models at a time (trace); 1 by default.", min=1)] = None,
     update_docs: Annotated[bool, typer.Option("--update-docs", help="Write docs/trace-coverage.md (trace).")] = False,
@@ -360,28 +384,16 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except PipelineError as error:
-        _complain(str(error))
+        complain(str(error))
         code = error.exit_code
     except (typer.Abort, KeyboardInterrupt):
-        _complain("interrupted")
+        complain("interrupted")
         code = EXIT_CODE_INTERRUPTED
     except BrokenPipeError:
         code = 0
     except Exception as error:
-        code = _explain_click(error)
+        code = explain_click(error)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _explain_click(error: Exception) -> int:
-    show = getattr(error, "show", None)
-    if show is None:
-        raise error
-    show()
-    return int(getattr(error, "exit_code", 2))
-
-
-def _complain(text: str) -> None:
-    sys.stderr.write(f"error: {text}\n")
 
 
 if __name__ == "__main__":

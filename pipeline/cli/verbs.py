@@ -5,6 +5,7 @@ Owns that table. The one decision: a verb's code is a dotted string that is load
 """
 
 import importlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ VERBS: Mapping[str, str] = {
     "diff": "pipeline.cli.agreement:diff",
     "parity": "pipeline.cli.agreement:parity",
     "verify-resume": "pipeline.cli.verify_resume:run",
+    "estimate": "pipeline.cli.estimate:run",
     "bench": "pipeline.cli.bench:bench",
 }
 
@@ -42,3 +44,17 @@ def call(verb: str, **arguments: Any) -> None:
     except KeyboardInterrupt:  # typer would end without a word
         raise Interrupted("interrupted") from None
     raise typer.Exit(code or 0)
+
+
+def explain_click(error: Exception) -> int:
+    """Show an error of the command line itself; its exit code. Raises what is none."""
+    show = getattr(error, "show", None)
+    if show is None:
+        raise error
+    show()
+    return int(getattr(error, "exit_code", 2))
+
+
+def complain(text: str) -> None:
+    """Say what went wrong, on standard error."""
+    sys.stderr.write(f"error: {text}\n")

@@ -50,7 +50,7 @@ def run(
     report = _load(EXPERIMENT)(
         chosen.parameters,
         resources=chosen.resources,
-        inputs=_inputs(flow, chosen, place=place),
+        inputs=stage_inputs(flow, chosen, place=place),
         project_root=flow.spec.project_root,
         steps=steps,
         checkpoint_every=checkpoint_every,
@@ -89,7 +89,7 @@ def choose_stage(flow: Flow, name: str) -> ResolvedStage:
     )
 
 
-def _inputs(flow: Flow, stage: ResolvedStage, *, place: Place) -> dict[str, tuple[Path, str]]:
+def stage_inputs(flow: Flow, stage: ResolvedStage, *, place: Place) -> dict[str, tuple[Path, str]]:
     """Directory and digest of each committed input of the stage; what is missing before it runs first."""
     wanted = set(ancestors(flow.stages, stage.name))
     before = replace(flow, stages=tuple(one for one in flow.stages if one.name in wanted))

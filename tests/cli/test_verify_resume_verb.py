@@ -88,7 +88,7 @@ def test_a_difference_is_shown_and_is_the_exit_code(monkeypatch, capsys, as_json
         told.update(options)
         return REPORT
 
-    monkeypatch.setattr(verify_resume, "_inputs", lambda *args, **kwargs: {"dataset": (Path("data"), "digest")})
+    monkeypatch.setattr(verify_resume, "stage_inputs", lambda *args, **kwargs: {"dataset": (Path("data"), "digest")})
     monkeypatch.setattr(verify_resume, "_load", lambda dotted: experiment)
     assert call(as_json=as_json) == 1
     assert told["resources"].workers == 2

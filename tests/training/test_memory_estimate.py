@@ -42,14 +42,6 @@ def test_what_a_plan_changes_moves_the_peak(changed, is_more: bool) -> None:
     assert (after > estimate_memory(MODEL, before).peak_bytes) == is_more
 
 
-def test_gloo_holds_one_more_whole_gradient_while_it_reduces() -> None:
-    light = replace(BLOCK, saved_bytes=40, input_bytes=4, largest_bytes=8)
-    model = ModelSize(blocks=(light,), rest=REST, logits_bytes=0)
-    two = replace(ALONE, parallel="zero2", shard=2)
-    without, with_copy = estimate_memory(model, two), estimate_memory(model, replace(two, on_gloo=True))
-    assert 0 < with_copy.peak_bytes - without.peak_bytes <= 4 * BLOCK.trained
-
-
 def test_the_peak_is_one_moment_and_not_the_sum_of_all_parts() -> None:
     loaded = replace(MODEL, logits_bytes=1_000_000)
     found = estimate_memory(loaded, ALONE).by_kind
