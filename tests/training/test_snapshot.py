@@ -9,7 +9,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from pipeline.training.checkpoints.snapshot import Snapshots
 from pipeline.training.launch.spawn import free_port
 
-
 ON_CUDA = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
 
 
