@@ -1,6 +1,9 @@
 """Two ranks, one of which meets a fault: what is told, how soon, what is lost, and that nothing is left behind."""
 
 import multiprocessing.forkserver
+import os
+import subprocess
+import sys
 import time
 from functools import partial
 from multiprocessing import resource_tracker
@@ -22,14 +25,15 @@ from pipeline.training.launch.spawn import respawn, spawn
 from pipeline.training.parallel.mesh import make_mesh, plan_mesh
 from pipeline.training.worker import WorkerContext, joined
 
+PROJECT = Path(__file__).resolve().parents[2]
 TIMEOUT_SECONDS = 120.0
 GONE_SECONDS = 5.0
 QUICK = FaultPolicy(collective_timeout_seconds=2.0, step_timeout_seconds=3.0, start_timeout_seconds=60.0)
 NOTICE_SECONDS = 20.0
 """Two seconds of the collective, one more of the watchdog, five for a cause to be told; the rest is a busy machine."""
 OWN_RECOVERY_SECONDS = 15.0
-"""Everything but process start, import and the scheduler's part. Measured: 2.3 s on two cores with a load of 18. The bar of
-3 s is held by `pipeline bench train`, which has the machine to itself."""
+"""Everything but process start, import and the scheduler's part. Measured: 2.3 s on two cores at a load of 18. The bar
+of 3 s is held by `pipeline bench train`, which has the machine to itself."""
 MICRO_BATCH_TOLERANCE = 2e-5
 """Relative; float32 sums in another order. Measured: up to 3e-6 after 6 steps."""
 
@@ -162,3 +166,33 @@ def test_a_rank_that_raises_is_named_first_and_not_tried_again(make_job, fail_at
         )
     assert caught.value.message.startswith("rank 1")
     assert [path.name for path in (tmp_path / "workspace" / "generations").iterdir()] == ["0001"]
+
+
+STARTER = """
+import sys
+from pipeline.training.launch.spawn import spawn
+from rank_functions import note_and_wait
+if __name__ == "__main__":
+    spawn(note_and_wait, sys.argv[1], world_size=2, timeout_seconds=600)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    (tmp_path / "starter.py").write_text(STARTER)
+    path = os.pathsep.join(["tests/training", "."])
+    starter = subprocess.Popen(
+        [sys.executable, tmp_path / "starter.py", tmp_path], env=os.environ | {"PYTHONPATH": path}, cwd=PROJECT
+    )
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while len(noted := sorted(tmp_path.glob("rank-*"))) < 2:
+        assert time.monotonic() < deadline
+        assert starter.poll() is None
+        time.sleep(0.1)
+    ranks = [psutil.Process(int(item.name.partition("-")[2])) for item in noted]
+    starter.kill()
+    starter.wait()
+    gone_by = time.monotonic() + GONE_SECONDS
+    while any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks):
+        assert time.monotonic() < gone_by, ranks
+        time.sleep(0.05)
