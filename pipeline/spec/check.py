@@ -200,8 +200,7 @@ class _Reader:
             is_model = isinstance(member, type) and issubclass(member, BaseModel)
             if get_origin(member) is wanted or (is_model and wanted is dict):
                 return self.read(node, annotation=member, path=path)
-        words = " or ".join(_kind_words(member) for member in members)
-        return self._wrong(node, wanted=words, path=path)
+        return self._wrong(node, wanted=" or ".join(_kind_words(member) for member in members), path=path)
 
     def _is_word(self, node: ScalarNode, *, words: tuple[Any, ...]) -> bool:
         """True where the text, or that of the parameter it refers to, is one of the words."""
