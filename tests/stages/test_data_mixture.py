@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +62,10 @@ def test_weights_under_other_names_are_told_together(stage_context, tiny_dataset
         mix(context)
 
 
-def test_a_streamed_dataset_has_the_rows_of_the_one_at_its_source(stage_context, tiny_dataset: Path) -> None:
+def test_a_streamed_dataset_has_the_rows_of_the_one_at_its_source(
+    stage_context, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     context = stage_context(DataStreamParameters(source=str(tiny_dataset), shuffled_shards=1), {})
     result = stream(context)
     assert set(result.metrics) == set(KINDS["data.stream"].default_metrics)

@@ -2,6 +2,7 @@
 a mixture of a local and a streamed dataset is trained on like any other."""
 
 import functools
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -71,8 +72,9 @@ def test_each_row_comes_once_an_epoch_through_three_kills(make_job, one_rank, fe
 
 
 @pytest.fixture
-def mixture(few_rows: Path, tmp_path: Path) -> Path:
+def mixture(few_rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A local dataset, and one whose shards stay where they are, in proportions 3 to 1."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     directory = tmp_path / "mixture"
     local, streamed = directory / PARTS_DIRECTORY / "local", directory / PARTS_DIRECTORY / "streamed"
     local.parent.mkdir(parents=True)
