@@ -236,7 +236,7 @@ def _sharded_model(
     if config.compile:
         for block in blocks:
             block.compile(fullgraph=False, dynamic=False)
-    model = cut_model(model, mesh, blocks=blocks, config=config, device=worker.torch_device, loss=cross_entropy_sum)
+    model = cut_model(model, mesh, blocks=blocks, config=config, worker=worker, loss=cross_entropy_sum)
     return model, count, matrices
 
 

@@ -16,10 +16,11 @@ TIMEOUT_SECONDS = 240.0
 VALUE_TOLERANCE = 5e-6
 """Relative; float32 sums in another order. Measured over twelve meshes: losses and norms of three steps within 5.3e-7.
 A mean taken for a sum, or a tied gradient that is missing, is off by a tenth or more."""
-PARAMETER_TOLERANCE = 3e-5
-"""Absolute, where a step of AdamW moves a parameter by up to 1e-2: measured 6.4e-6, of elements whose gradient is near
-0 and whose direction is therefore rounding."""
+PARAMETER_TOLERANCE = 2e-4
+"""Absolute, where three steps of AdamW move a parameter by up to 2e-2: measured 4.7e-5, of elements whose gradient is
+near 0 and whose direction is therefore rounding."""
 FOUR_BLOCKS = TINY_MODEL | {"num_hidden_layers": 4}
+QWEN_UNTIED = FOUR_BLOCKS | {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": False}
 FIELDS: dict[str, Any] = {"model": FOUR_BLOCKS, "global_batch_tokens": 16 * 16, "micro_batch_sequences": 2}
 
 
@@ -93,9 +94,16 @@ def test_four_ranks_on_two_axes_take_the_steps_of_one(make_job, one_rank, tmp_pa
         "interleaved and ddp": {"mesh": MeshSizes(pipeline=2, schedule="interleaved"), "parallel": "ddp"},
         "four stages": {"mesh": MeshSizes(pipeline=4)},
     }
+    untied = FIELDS | {"model": QWEN_UNTIED, "mesh": MeshSizes(tensor=2, pipeline=2, schedule="gpipe")}
     jobs = [make_job(workspace=tmp_path / name, **FIELDS, **fields) for name, fields in cases.items()]
+    jobs.append(make_job(workspace=tmp_path / "untied", **untied))
     outcomes = spawn(take_steps, jobs, world_size=4, timeout_seconds=TIMEOUT_SECONDS)
-    (alone,) = take_steps(one_rank, [make_job(workspace=tmp_path / "alone", **FIELDS)])
-    for rank, taken in enumerate(outcomes):
+    references = [
+        make_job(workspace=tmp_path / "alone", **FIELDS),
+        make_job(workspace=tmp_path / "untied alone", **untied | {"mesh": MeshSizes()}),
+    ]
+    alone, untied_alone = take_steps(one_rank, references)
+    for rank, (*taken, last) in enumerate(outcomes):
         for name, each in zip(cases, taken, strict=True):
             assert_equal(each, alone, name=f"{name}, rank {rank}")
+        assert_equal(last, untied_alone, name=f"untied, rank {rank}")

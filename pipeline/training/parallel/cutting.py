@@ -15,10 +15,11 @@ from pipeline.training.parallel.pipeline import STAGES_PER_RANK, Loss, PipelineM
 from pipeline.training.parallel.sharding import shard_model
 from pipeline.training.parallel.tensor import parallelize
 from pipeline.training.precision import mixed_precision
+from pipeline.training.worker import WorkerContext
 
 
 def cut_model(
-    model: nn.Module, mesh: Mesh, *, blocks: list[nn.Module], config: TrainConfig, device: torch.device, loss: Loss
+    model: nn.Module, mesh: Mesh, *, blocks: list[nn.Module], config: TrainConfig, worker: WorkerContext, loss: Loss
 ) -> nn.Module:
     """This rank's part of the model, sharded; called by all ranks together.
 
@@ -27,10 +28,10 @@ def cut_model(
         mesh: of all ranks.
         blocks: submodules that become a group of FSDP each.
         config: the run.
-        device: where it computes.
+        worker: this rank.
         loss: of logits and targets, for the last stage of a pipeline.
     """
-    tensor, context, line = mesh.axis(TENSOR_AXIS), mesh.axis(CONTEXT_AXIS), pipeline_line(mesh)
+    tensor, context, line = mesh.axis(TENSOR_AXIS), mesh.axis(CONTEXT_AXIS), pipeline_line(mesh, worker)
     if tensor is not None:
         num_stages = mesh.plan.pipeline * STAGES_PER_RANK[config.mesh.schedule] if line else 1
         cuts = blocks_of_stages(len(blocks), num_stages)
@@ -52,7 +53,7 @@ def cut_model(
         ends=line[1],
         schedule=config.mesh.schedule,
         loss=loss,
-        device=device,
+        device=worker.torch_device,
     )
     piped.dtype = mixed_precision(config.precision).param_dtype or torch.float32
     for stage in piped.stages:

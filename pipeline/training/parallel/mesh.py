@@ -201,7 +201,7 @@ def _fsdp_mesh(root: DeviceMesh, plan: MeshPlan) -> DeviceMesh:
     return DeviceMesh._concatenate([copies, shards])
 
 
-def pipeline_line(mesh: Mesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup] | None:
+def pipeline_line(mesh: Mesh, worker: WorkerContext) -> tuple[dist.ProcessGroup, dist.ProcessGroup] | None:
     """This rank's pipeline, and the pair of its first and last stage; None where there is one stage.
 
     All ranks call this together. The pair's group exists on the other stages too, which are no members of it.
@@ -215,8 +215,8 @@ def pipeline_line(mesh: Mesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup] | N
     lines = mesh.root.mesh.movedim(names.index(PIPELINE_AXIS), -1).reshape(-1, mesh.plan.pipeline)
     mine: dist.ProcessGroup | None = None
     for line in lines.tolist():
-        group = dist.new_group([line[0], line[-1]])
-        if dist.get_rank() in line:
+        group = dist.new_group([line[0], line[-1]], timeout=timedelta(seconds=worker.collective_timeout_seconds))
+        if worker.rank in line:
             mine = group
     assert mine is not None
     return axis.get_group(), mine
