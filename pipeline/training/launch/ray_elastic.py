@@ -6,9 +6,11 @@ committed, so that growing costs the steps of one poll and not those of an inter
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import ray
 from ray._private.state import state as cluster_state
 from ray.train import ScalingConfig
 from ray.train.v2._internal.execution.scaling_policy import (
@@ -19,11 +21,12 @@ from ray.train.v2._internal.execution.scaling_policy import (
 )
 
 from pipeline.artifacts.store import open_store
+from pipeline.cluster.ray_placement import group_name
 from pipeline.errors import ClusterError
 from pipeline.training.checkpoints.commit import find_resumable
 
 SETTLE_SECONDS = 3.0
-"""The workers of a failed start free their resources within this; a smaller gang starts no earlier."""
+"""A smaller gang starts no earlier after a failure: a node that only paused is back by then."""
 LOOK_SECONDS = 2.0
 """Between two looks for free resources while a gang runs with fewer workers than it may have."""
 COMMIT_SECONDS = 1.0
@@ -65,7 +68,7 @@ class ElasticSize(ScalingPolicy):
         sizes: tuple[int, ...],
         start_timeout_seconds: float,
         newest_step: Callable[[], int],
-        free_resources: Callable[[], list[Mapping[str, float]]] | None = None,
+        resources: Callable[[], list[Mapping[str, float]]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -76,7 +79,8 @@ class ElasticSize(ScalingPolicy):
             sizes: allowed numbers of workers, ascending.
             start_timeout_seconds: without room for the smallest gang for so long, training ends.
             newest_step: step of the newest committed checkpoint; 0 where there is none.
-            free_resources: of each node that takes work; the cluster's where None.
+            resources: of each node that takes work, free or held by this gang; the cluster's where None. A failed
+                gang holds its own until the next one is decided on.
             clock: seconds.
             sleep: of the controller's loop, which does not pause by itself while it has no workers.
         """
@@ -85,7 +89,7 @@ class ElasticSize(ScalingPolicy):
         self._start_timeout_seconds = start_timeout_seconds
         self._newest_step = newest_step
         labels = scaling_config.label_selector or {}
-        self._free = free_resources or (lambda: free_resources_of_nodes(labels))
+        self._resources = resources or (lambda: resources_for_gang(labels))
         self._clock = clock
         self._sleep = sleep
         self._wanted = sizes[-1]
@@ -132,7 +136,7 @@ class ElasticSize(ScalingPolicy):
         if size == self._sizes[-1] or now - self._looked_at < pause:
             return NoopDecision()
         self._looked_at = now
-        largest = self._largest(size + self._room())
+        largest = self._largest(self._room())
         if largest <= size:
             self._step_before = None
             return NoopDecision()
@@ -148,10 +152,11 @@ class ElasticSize(ScalingPolicy):
         return max((size for size in self._sizes if size <= room), default=0)
 
     def _room(self) -> int:
-        """Workers that fit into what is free."""
+        """Workers that fit into what is free or held by this gang."""
         each = {name: need for name, need in self.scaling_config._resources_per_worker_not_none.items() if need > 0}
         return sum(
-            min(int((node.get(name, 0.0) + _ROUNDING) // need) for name, need in each.items()) for node in self._free()
+            min(int((node.get(name, 0.0) + _ROUNDING) // need) for name, need in each.items())
+            for node in self._resources()
         )
 
     def _needs(self) -> str:
@@ -178,13 +183,21 @@ def _newest_step(workspace: str) -> int:
     return commits[0].key.step if commits else 0
 
 
-def free_resources_of_nodes(labels: Mapping[str, str]) -> list[Mapping[str, float]]:
-    """What is free on each node that is alive, does not drain and has the labels."""
+def resources_for_gang(labels: Mapping[str, str]) -> list[Mapping[str, float]]:
+    """What is free, or held by this actor's gang, on each node that is alive, does not drain and has the labels."""
     draining = cluster_state.get_draining_nodes()
-    nodes = [node for node in cluster_state.node_table() if node["Alive"]]
-    alive = {node["NodeID"] for node in nodes if labels.items() <= (node.get("Labels") or {}).items()}
-    free = cluster_state.available_resources_per_node()
-    return [resources for node, resources in free.items() if node in alive and node not in draining]
+    nodes = [node for node in cluster_state.node_table() if node["Alive"] and node["NodeID"] not in draining]
+    found = {node["NodeID"]: Counter[str]() for node in nodes if labels.items() <= (node.get("Labels") or {}).items()}
+    for node, free in cluster_state.available_resources_per_node().items():
+        if node in found:
+            found[node].update(free)
+    name = group_name(ray.get_runtime_context().get_actor_name() or "")
+    for group in cluster_state.placement_group_table().values():
+        if group["name"] == name and group["state"] == "CREATED":
+            for index, node in group["bundles_to_node_id"].items():
+                if node in found:
+                    found[node].update(group["bundles"][index])
+    return list(found.values())
 
 
 def _resize(scaling_config: ScalingConfig, num_workers: int) -> ResizeDecision:
