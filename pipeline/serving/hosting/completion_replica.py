@@ -45,21 +45,18 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
     template = read_chat_template(loaded.directory)
     stop_ids = read_stop_ids(loaded.directory, config=config, tokenizer=tokenizer, num_tokens=num_tokens)
     limits = _limits(settings, model)
-    context = limits.context
     executors = make_executors(loaded, limits=limits)
-    executor = executors[0]
     vocabulary = Vocabulary(tokenizer, num_tokens=num_tokens, stop_ids=stop_ids)
     engine = make_engine(executors, decoder=vocabulary, metrics=Metrics(model=settings.name), leader=loaded.leader)
     engine.version = settings.version_label
     engine.start()
     served = sampling_fields.ServedModel(
         name=settings.name,
-        context=context,
+        context=limits.context,
         num_tokens=num_tokens,
         stop_ids=stop_ids,
         max_logprobs=limits.max_logprobs,
     )
-
     grammars = GrammarCompiler(vocabulary)
 
     def surface(facts: Mapping[str, Any]) -> TextSurface:
@@ -75,12 +72,12 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
         )
 
     facts = {
-        "context_tokens": context,
+        "context_tokens": limits.context,
         "mesh": asdict(settings.mesh),
         "deterministic": limits.is_deterministic,
         "has_chat_template": template is not None,
-        "num_executables": executor.buckets.num_executables,
-        "temporary_bytes": executor.temporary_bytes,
+        "num_executables": executors[0].buckets.num_executables,
+        "temporary_bytes": executors[0].temporary_bytes,
         "warm_up_seconds": round(engine.warm_up_seconds, 3),
     }
     return ServedModel(
@@ -88,7 +85,7 @@ def serve_completions(loaded: LoadedModel) -> ServedModel:
         endpoint=ENDPOINT,
         facts=facts,
         make_surface=surface,
-        leaves_of=executor.leaves_of if loaded.leader is None else None,
+        leaves_of=executors[0].leaves_of if loaded.leader is None else None,
         swap=(lambda leaves, label: engine.swap(leaves, label=label).leaves) if loaded.leader is None else None,
         close=grammars.close,
     )
