@@ -181,12 +181,13 @@ def events_until(
 
 
 def has_committed_step(step: int) -> Callable[[dict[str, Any]], bool]:
-    """True for the progress report of a training step behind a committed checkpoint."""
+    """True for the report that the checkpoint of this step or a later one is committed."""
     return lambda event: (
         event["event"] == "report"
         and event["stage"] == "train"
-        and event["kind"] == "progress"
-        and event["payload"]["done"] >= step
+        and event["kind"] == "metrics"
+        and "checkpoint_commit_seconds" in event["payload"]
+        and event["step"] >= step
     )
 
 

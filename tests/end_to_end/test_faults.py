@@ -45,7 +45,7 @@ def finished(process):
 
 def test_a_killed_stage_worker_is_replaced_and_training_goes_on_from_its_commit(project) -> None:
     process = project.start("run", "flow.yaml")
-    events_until(process, has_committed_step(12))
+    events_until(process, has_committed_step(8))
     project.find_process("ray::StageWorker").kill()
     code, _ = finished(process)
     assert code == 0
@@ -59,7 +59,7 @@ def test_a_killed_stage_worker_is_replaced_and_training_goes_on_from_its_commit(
 
 def test_a_killed_rank_is_replaced_inside_the_attempt(project) -> None:
     process = project.start("run", "flow.yaml", "-P", "learning_rate=2e-3")
-    events_until(process, has_committed_step(12))
+    events_until(process, has_committed_step(8))
     project.find_process("ray::RayTrainWorker").kill()
     code, _ = finished(process)
     assert code == 0
@@ -72,7 +72,7 @@ def test_a_killed_rank_is_replaced_inside_the_attempt(project) -> None:
 
 def test_a_killed_driver_is_seen_as_crashed_and_the_run_is_taken_up(project) -> None:
     process = project.start("run", "flow.yaml", "-P", "learning_rate=1e-3")
-    events_until(process, has_committed_step(12))
+    events_until(process, has_committed_step(8))
     assert end(process) == -signal.SIGKILL
     crashed = project.json("runs")[0]
     assert crashed["status"] == "CRASHED"
@@ -95,7 +95,7 @@ def test_a_killed_driver_is_seen_as_crashed_and_the_run_is_taken_up(project) -> 
 
 def test_ctrl_c_ends_in_order_and_the_next_run_goes_on_from_the_commit(project) -> None:
     process = project.start("run", "flow.yaml", "-P", "learning_rate=4e-3")
-    events_until(process, has_committed_step(12))
+    events_until(process, has_committed_step(8))
     process.send_signal(signal.SIGINT)
     code, _ = finished(process)
     assert code == 130
