@@ -106,6 +106,7 @@ def test_what_a_rank_raises_names_the_rank_of_its_launcher(job_file: Path, monke
         raise ValueError("a bug")
 
     monkeypatch.setattr("pipeline.training.launch.launched.train", fail)
+    monkeypatch.setattr("pipeline.training.launch.launched.met", lambda worker, **named: (worker, "alone"))
     place = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
     with pytest.raises(StageError, match="rank 1: ValueError: a bug"):
         run_job(job_file, environment=place, stream=sys.stdout, open_weights=open_weights)
