@@ -193,7 +193,8 @@ def resources_for_gang(labels: Mapping[str, str]) -> list[Mapping[str, float]]:
             found[node].update(free)
     name = group_name(ray.get_runtime_context().get_actor_name() or "")
     for group in cluster_state.placement_group_table().values():
-        if group["name"] == name and group["state"] == "CREATED":
+        # After a node is lost the group is being rescheduled; its other bundles still hold what they held.
+        if group["name"] == name and group["state"] != "REMOVED":
             for index, node in group["bundles_to_node_id"].items():
                 if node in found:
                     found[node].update(group["bundles"][index])
