@@ -102,7 +102,7 @@ def test_labels_are_for_what_the_product_places_itself(open_text, chain):
     with: {model: "${stages.flax.outputs.model}", name: tiny}
     resources: {labels: {zone: a}}
 """
-    with pytest.raises(SpecError, match="deploy.serve places what it starts itself, and knows no labels"):
+    with pytest.raises(SpecError, match=r"deploy.serve places what it starts itself, and knows no labels"):
         open_text(chain + deploy)
     trained = open_text(chain.replace("{workers: 2}", "{workers: 2, labels: {zone: a}}")).stages[1]
     assert trained.resources.labels == {"zone": "a"}
