@@ -5,13 +5,16 @@ srun --ntasks 8 python -m pipeline.training job.yaml
 """
 
 import argparse
+import importlib
 import os
 import sys
 from pathlib import Path
 
-from converters.starting_weights import open_weights
 from pipeline.errors import PipelineError
 from pipeline.training.launch.launched import run_job
+
+READER = "converters.starting_weights:open_weights"
+"""What reads the weights of `initial`; a dotted string, because training takes a reader as a value and imports none."""
 
 
 def main() -> int:
@@ -19,8 +22,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m pipeline.training", description=__doc__)
     parser.add_argument("job", type=Path, help="YAML with dataset, workspace and the fields of train.fsdp")
     given = parser.parse_args()
+    module, _, name = READER.partition(":")
+    reader = getattr(importlib.import_module(module), name)
     try:
-        run_job(given.job, environment=os.environ, stream=sys.stdout, open_weights=open_weights)
+        run_job(given.job, environment=os.environ, stream=sys.stdout, open_weights=reader)
     except PipelineError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

@@ -14,6 +14,7 @@ from pipeline.cli.trackers import TRACKERS
 from pipeline.cli.verbs import VERBS
 from pipeline.execution.backend import BACKENDS
 from pipeline.stages.registry import KINDS
+from pipeline.training.__main__ import READER
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOTTED = {
@@ -22,6 +23,7 @@ DOTTED = {
     *BACKENDS.values(),
     *BENCHES.values(),
     BENCH_LOG,
+    READER,
     *converters.API.values(),
     *READERS,
     *(kind.run for kind in KINDS.values() if kind.run),
