@@ -171,7 +171,7 @@ def _decode_stage(fields: dict[str, Any]) -> StageView:
             "attempts": tuple(
                 AttemptView(**{**attempt, "status": StageStatus(attempt["status"])}) for attempt in fields["attempts"]
             ),
-            "hops": tuple(HopView(**hop) for hop in fields["hops"]),
+            "hops": tuple(HopView(**hop) for hop in fields.get("hops", ())),  # older runs have none
             "gates": tuple(GateVerdict(**gate) for gate in fields["gates"]),
         }
     )

@@ -1,5 +1,6 @@
 """Runs whose driver died are told apart, and ids may be shortened."""
 
+import json
 import time
 
 import pytest
@@ -76,6 +77,17 @@ def test_an_event_that_was_lost_costs_history_only(store: Store) -> None:
     view = read_run(store, "20260101-000000-aaaa", series=False)
     assert view.status is RunStatus.DONE
     assert view.stages == ()
+
+
+def test_a_run_that_was_recorded_before_stages_had_hops_is_still_read(store: Store) -> None:
+    begin(store, "20260101-000000-aaaa", now=1.0)
+    key = "runs/20260101-000000-aaaa/events/000001.json"
+    event = json.loads(store.read(key) or b"")
+    del event["stage"]["hops"]
+    store.write(key, json.dumps(event).encode())
+    (stage,) = read_run(store, "20260101-000000-aaaa", series=False).stages
+    assert stage.name == "train"
+    assert stage.hops == ()
 
 
 def test_ids_may_be_shortened_when_that_is_unique(store: Store) -> None:
