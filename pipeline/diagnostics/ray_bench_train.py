@@ -120,7 +120,9 @@ def _empty_gang(material: Material, mark: Path, *, workspace: str) -> Callable[[
         record_outage=functools.partial(record, workspace),
     )
     sizes = (material.world_size,)
-    policy = functools.partial(make_policy, sizes=sizes, start_timeout_seconds=_START_SECONDS, workspace=workspace)
+    policy = functools.partial(
+        make_policy, sizes=sizes, start_timeout_seconds=_START_SECONDS, workspace=workspace, last_step=0
+    )
     return functools.partial(run_gang, request, make_policy=policy)
 
 

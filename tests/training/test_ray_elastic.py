@@ -6,7 +6,7 @@ import pytest
 from ray.train import ScalingConfig
 from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision
 
-from pipeline.errors import ClusterError, ParameterError
+from pipeline.errors import ClusterError, ParameterError, StoreError
 from pipeline.training.config import TrainConfig
 from pipeline.training.launch.ray_elastic import SETTLE_SECONDS, ElasticSize
 from pipeline.training.launch.sizes import choose_sizes
@@ -19,6 +19,12 @@ class World:
     now: float = 0.0
     free: list[float] = field(default_factory=lambda: [2.0, 2.0])
     newest_step: int = 0
+    is_storage_away: bool = False
+
+    def newest(self) -> int:
+        if self.is_storage_away:
+            raise StoreError("the store does not answer")
+        return self.newest_step
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -28,7 +34,8 @@ class World:
             ScalingConfig(num_workers=(sizes[0], sizes[-1]), resources_per_worker={"CPU": 1.0}),
             sizes=sizes,
             start_timeout_seconds=start_timeout_seconds,
-            newest_step=lambda: self.newest_step,
+            newest_step=self.newest,
+            last_step=100,
             resources=lambda: [{"CPU": cpus, "memory": 1.0} for cpus in self.free],
             clock=lambda: self.now,
             sleep=self.sleep,
@@ -94,6 +101,46 @@ def test_it_grows_right_after_a_commit_and_never_between_two():
     assert seen_while_running(policy, world, 2, seconds=2)[:1] == [4]
 
 
+def test_room_that_cannot_be_started_on_does_not_end_a_training_that_ran():
+    world = World(free=[2.0])
+    policy = world.policy()
+    assert started(policy) == 2
+    world.free = [2.0, 2.0]
+    asked = []
+    while not asked:
+        world.newest_step += 1
+        asked = seen_while_running(policy, world, 2, seconds=0.5)
+    assert asked == [4]
+    world.now += 10
+    assert started(policy) == 2
+    world.now += 10
+    assert started(policy) == 1
+    seen_while_running(policy, world, 1, seconds=1)
+    assert started(policy) == 4  # it runs, so what failed before may be tried again
+
+
+def test_storage_that_is_away_does_not_end_a_gang_that_runs():
+    world = World(free=[2.0])
+    policy = world.policy()
+    assert started(policy) == 2
+    world.free, world.is_storage_away = [2.0, 2.0], True
+    assert seen_while_running(policy, world, 2, seconds=10) == []
+    world.is_storage_away = False
+    assert seen_while_running(policy, world, 2, seconds=4) == []
+    world.newest_step = 10
+    assert seen_while_running(policy, world, 2, seconds=2)[:1] == [4]
+
+
+def test_the_last_commit_is_no_reason_to_grow():
+    world = World(free=[2.0])
+    policy = world.policy()
+    assert started(policy) == 2
+    world.free, world.newest_step = [2.0, 2.0], 90
+    assert seen_while_running(policy, world, 2, seconds=10) == []
+    world.newest_step = 100
+    assert seen_while_running(policy, world, 2, seconds=10) == []
+
+
 def test_one_more_worker_is_no_reason_to_grow_where_it_is_no_size():
     world = World(free=[2.0])
     policy = world.policy()
@@ -115,10 +162,12 @@ def test_a_cluster_without_room_for_the_fewest_ends_at_the_deadline():
 def test_starts_that_fail_again_and_again_end_at_the_deadline_too():
     world = World()
     policy = world.policy(start_timeout_seconds=20.0)
+    sizes = []
     with pytest.raises(ClusterError, match="room for, but no start of, 1 workers of 1 CPU within 20 s"):
         while True:
-            assert started(policy) == 4
+            sizes.append(started(policy))
             world.now += 7
+    assert sizes == [4, 2, 1]
     assert world.now < 30
     seen_while_running(policy, world, 4, seconds=1)
     assert started(policy) == 4  # once it runs, the time counts anew

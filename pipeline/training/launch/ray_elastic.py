@@ -2,7 +2,8 @@
 
 Owns the decision to start, to shrink and to grow. Knows of training only where its newest commit stands, and imports no
 torch. The one decision: a gang shrinks only when it lost a worker anyway, and grows only right after a checkpoint was
-committed, so that growing costs the steps of one poll and not those of an interval.
+committed, so that growing costs the steps of one poll and not those of an interval. A size that found room and could
+not be started is left out until the gang runs: growing must not end a training that ran.
 """
 
 import time
@@ -22,7 +23,7 @@ from ray.train.v2._internal.execution.scaling_policy import (
 
 from pipeline.artifacts.store import open_store
 from pipeline.cluster.ray_placement import group_name
-from pipeline.errors import ClusterError
+from pipeline.errors import ClusterError, PipelineError
 from pipeline.training.checkpoints.commit import find_resumable
 
 SETTLE_SECONDS = 3.0
@@ -68,6 +69,7 @@ class ElasticSize(ScalingPolicy):
         sizes: tuple[int, ...],
         start_timeout_seconds: float,
         newest_step: Callable[[], int],
+        last_step: int,
         resources: Callable[[], list[Mapping[str, float]]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -79,6 +81,7 @@ class ElasticSize(ScalingPolicy):
             sizes: allowed numbers of workers, ascending.
             start_timeout_seconds: without room for the smallest gang for so long, training ends.
             newest_step: step of the newest committed checkpoint; 0 where there is none.
+            last_step: with which training ends; its commit is no reason to grow.
             resources: of each node that takes work, free or held by this gang; the cluster's where None. A failed
                 gang holds its own until the next one is decided on.
             clock: seconds.
@@ -88,11 +91,13 @@ class ElasticSize(ScalingPolicy):
         self._sizes = sizes
         self._start_timeout_seconds = start_timeout_seconds
         self._newest_step = newest_step
+        self._last_step = last_step
         labels = scaling_config.label_selector or {}
         self._resources = resources or (lambda: resources_for_gang(labels))
         self._clock = clock
         self._sleep = sleep
         self._wanted = sizes[-1]
+        self._tried: int | None = None
         self._idle_since: float | None = None
         self._looked_at = clock()
         self._step_before: int | None = None
@@ -113,7 +118,10 @@ class ElasticSize(ScalingPolicy):
         if self._idle_since is None:
             self._idle_since = now
         waited = now - self._idle_since
-        largest = self._largest(self._room())
+        room = self._room()
+        if self._tried is not None:  # it was asked for, and never ran
+            room = min(room, max(self._tried - 1, self._sizes[0]))
+        largest = self._largest(room)
         if waited > self._start_timeout_seconds:
             what = "no room for" if not largest else "room for, but no start of,"
             raise ClusterError(
@@ -121,6 +129,7 @@ class ElasticSize(ScalingPolicy):
                 hint="lower `resources.workers.min`, or bring nodes back",
             )
         if largest >= self._wanted or (largest and waited >= SETTLE_SECONDS):
+            self._tried = largest
             return _resize(self.scaling_config, largest)
         self._sleep(_PAUSE_SECONDS)
         return NoopDecision()
@@ -130,7 +139,7 @@ class ElasticSize(ScalingPolicy):
     ) -> ScalingDecision:
         """Grow right after a commit where more workers fit."""
         now, size = self._clock(), int(worker_group_state.num_workers)
-        self._idle_since = None
+        self._idle_since = self._tried = None
         self._wanted = size
         pause = LOOK_SECONDS if self._step_before is None else COMMIT_SECONDS
         if size == self._sizes[-1] or now - self._looked_at < pause:
@@ -140,11 +149,17 @@ class ElasticSize(ScalingPolicy):
         if largest <= size:
             self._step_before = None
             return NoopDecision()
-        newest = self._newest_step()
+        try:
+            newest = self._newest_step()
+        except PipelineError:  # storage that is away is no reason to end a gang that runs; the next look asks again
+            return NoopDecision()
+        if newest >= self._last_step:
+            return NoopDecision()
         if self._step_before is None or newest <= self._step_before:
             self._step_before = newest
             return NoopDecision()
         self._step_before = None
+        self._tried = largest
         return _resize(self.scaling_config, largest)
 
     def _largest(self, room: int) -> int:
@@ -165,7 +180,12 @@ class ElasticSize(ScalingPolicy):
 
 
 def make_policy(
-    scaling_config: ScalingConfig, *, sizes: tuple[int, ...], start_timeout_seconds: float, workspace: str
+    scaling_config: ScalingConfig,
+    *,
+    sizes: tuple[int, ...],
+    start_timeout_seconds: float,
+    workspace: str,
+    last_step: int,
 ) -> ScalingPolicy:
     """`FixedSize` for one size, else `ElasticSize` on the checkpoints of a workspace."""
     if len(sizes) == 1:
@@ -175,6 +195,7 @@ def make_policy(
         sizes=sizes,
         start_timeout_seconds=start_timeout_seconds,
         newest_step=lambda: _newest_step(workspace),
+        last_step=last_step,
     )
 
 

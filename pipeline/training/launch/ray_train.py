@@ -178,6 +178,7 @@ def _policy(launch: _Launch) -> Callable[..., Any]:
         sizes=launch.gang.sizes,
         start_timeout_seconds=launch.gang.start_timeout_seconds,
         workspace=launch.job.workspace,
+        last_step=launch.job.config.steps,
     )
 
 
