@@ -14,7 +14,7 @@ from pipeline.errors import ArtifactError, Interrupted, PipelineError
 from pipeline.execution.backend import Backend, Failure, InputRequest
 from pipeline.execution.demand import assign, check_here, check_possible, possible, serving_plan
 from pipeline.execution.reading import Reading
-from pipeline.execution.stage_run import RunScope, StageRun, fingerprint_lease
+from pipeline.execution.stage_run import RunScope, StageRun
 from pipeline.plan.planner import Action, PlannedStage, plan_stage
 from pipeline.plan.stage import ResolvedStage
 from pipeline.stages.parameters import DeployServeParameters
@@ -125,19 +125,11 @@ class Runner:
         fingerprint = plan.fingerprint
         if fingerprint is None:
             raise ArtifactError(f"stage {run.stage.name!r}: its inputs are committed and still it has no fingerprint")
-        name = fingerprint_lease(fingerprint)
-        is_retry = run.retry_at is not None
-        if not is_retry and self._scope.heartbeat.acquire(name) is None:
+        if not run.take_lease(fingerprint):
             run.wait(fingerprint=fingerprint, reason="another run computes this fingerprint; waiting for its commit")
             return
-        if self._recheck(run, plan):
-            self._scope.heartbeat.drop(name)
-            return
-        try:
+        if not self._recheck(run, plan):
             self._start(run, plan, fingerprint=fingerprint)
-        except PipelineError:
-            self._scope.heartbeat.drop(name)  # a fallback of the stage asks for it anew
-            raise
 
     def _recheck(self, run: StageRun, plan: PlannedStage) -> bool:
         """Look again under the lease: reuse what another run committed meanwhile."""

@@ -62,11 +62,14 @@ class StageRun:
         self.commit: Commit | None = None
         self.failure: Failure | None = None
         self.retry_at: float | None = None
+        self.lease: str | None = None
+        """Name of the lease on its fingerprint, held from before its start through its retries."""
         self.view = StageView(
             name=stage.name, kind=stage.kind.name, status=StageStatus.PENDING, reason="", needs=stage.needs
         )
         self._attempt: Attempt | None = None
         self._hops_left = stage.fallback
+        self._has_committed = False
         self._number = first_attempt - 1
         self._first_number = first_attempt
         self._deadline: float | None = None
@@ -84,6 +87,22 @@ class StageRun:
         """True where what depends on it may start."""
         return self.view.status in (StageStatus.DONE, StageStatus.REUSED)
 
+    def take_lease(self, fingerprint: str) -> bool:
+        """Hold the fingerprint's lease, and no other; False where another run or stage computes it."""
+        name = fingerprint_lease(fingerprint)
+        if self.lease != name:
+            self.drop_lease()
+            if self.scope.heartbeat.acquire(name) is None:
+                return False
+            self.lease = name
+        return True
+
+    def drop_lease(self) -> None:
+        """Let others compute what it computed, where it held a lease."""
+        name, self.lease = self.lease, None
+        if name is not None:
+            self.scope.heartbeat.drop(name)
+
     def skip(self, reason: str) -> None:
         """It will not run."""
         self._change(status=StageStatus.SKIPPED, reason=reason)
@@ -96,7 +115,8 @@ class StageRun:
 
     def reuse(self, commit: Commit, *, reason: str) -> None:
         """A committed artifact stands in for it."""
-        self.commit = commit
+        self.drop_lease()
+        self.commit, self._has_committed = commit, True
         changes = {"status": StageStatus.REUSED, "reason": reason, **_committed(commit), **self._judge(commit)}
         self._change(fingerprint=commit.fingerprint, producer_run_id=commit.run_id, **changes)
         self.scope.tracker.record_reuse(self.scope.run_id, self.view, parameters=self._parameters())
@@ -112,7 +132,7 @@ class StageRun:
         launch: Callable[[WorkRequest], Attempt],
         environment: Mapping[str, str],
     ) -> None:
-        """Start the next attempt; the caller holds the fingerprint's lease.
+        """Start the next attempt; it holds the fingerprint's lease.
 
         `environment` is what this stage knows of the cluster and the flow beside what every stage knows.
         """
@@ -158,6 +178,7 @@ class StageRun:
 
     def fail_before_start(self, error: PipelineError) -> None:
         """It cannot be started at all."""
+        self.drop_lease()  # a fallback asks for it anew
         self.failure = Failure(failure_class=error.failure_class, error=type(error).__name__, message=str(error))
         self._change(status=StageStatus.FAILED, reason=str(error))
         self._fall_back()
@@ -240,8 +261,9 @@ class StageRun:
             attempt=self._number,
         )
         self.commit = replace_commit(scope.store, mine)
+        self._has_committed = True
         remember_commit(scope.store, self.commit)
-        scope.heartbeat.drop(fingerprint_lease(fingerprint))
+        self.drop_lease()
         scope.store.delete(f"workspaces/{fingerprint}")
         judged = self._judge(self.commit)
         self._end_attempt(
@@ -279,7 +301,7 @@ class StageRun:
                 failure_class=failure.failure_class.value,
                 reason=failure.message.splitlines()[0],
             )
-            self.scope.heartbeat.drop(fingerprint_lease(self.view.fingerprint or ""))
+            self.drop_lease()
         else:
             self.retry_at = self.scope.clock() + delay
             self._end_attempt(
@@ -293,11 +315,19 @@ class StageRun:
         self._fall_back()
 
     def _fall_back(self) -> None:
-        """Where the stage has failed for good, go on with the next hop that is for such a failure."""
+        """Where the stage has failed for good, go on with the next hop that is for such a failure.
+
+        Once it has committed something (its own gate failed then), what was there before has been replaced already, so
+        no hop that keeps it fits any more.
+        """
         failure = self.failure
         if failure is None:
             return
-        fitting = [index for index, hop in enumerate(self._hops_left) if failure.failure_class in hop.on]
+        fitting = [
+            index
+            for index, hop in enumerate(self._hops_left)
+            if failure.failure_class in hop.on and not (hop.stage is None and self._has_committed)
+        ]
         if not fitting:
             return
         hop = self._hops_left[fitting[0]]

@@ -42,6 +42,14 @@ STAGES = """
         (context.output("value") / "n.json").write_text("1")
         return StageResult(metrics={"tries": tries})
 
+    def edited(context):
+        if context.attempt == 1:
+            with open(__file__, "a") as source:
+                source.write("# edited meanwhile\\n")
+            raise ClusterError("lost a node")
+        (context.output("value") / "n.json").write_text("1")
+        return StageResult(metrics={"tries": context.attempt})
+
     def slow(context):
         from pathlib import Path
         work = Path(context.workspace)

@@ -3,7 +3,6 @@
 import json
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -12,7 +11,6 @@ from pipeline.artifacts.store import open_store
 from pipeline.errors import FailureClass, LeaseError, UsageError
 from pipeline.execution.driver import RunResult
 from pipeline.execution.journal import read_run
-from pipeline.plan.stage import Hop
 from pipeline.tracking.view import RunStatus, StageStatus
 
 CHAIN = """
@@ -321,21 +319,3 @@ def test_a_gate_falls_back_only_where_the_hop_says_so(bench) -> None:
     without = bench.run(flow.replace("infra, gate", "infra"), force=frozenset({"strict"}))
     assert without.view.status is RunStatus.FAILED
     assert stage(without, "strict").hops == ()
-
-
-def test_a_stage_that_keeps_the_champion_does_not_fail_the_run(bench) -> None:
-    # Kinds that have a champion need a cluster; the chain is the same.
-    flow = """
-    flow: keeps
-    stages:
-      only:
-        uses: python.call
-        with: {call: "MODULE:raise_error", outputs: [value]}
-    """
-    keep = Hop(on=(FailureClass.USER,), stage=None)
-    result = bench.run(flow, change=lambda it: replace(it, stages=(replace(it.stages[0], fallback=(keep,)),)))
-    assert result.view.status is RunStatus.DONE
-    only = stage(result, "only")
-    assert only.status is StageStatus.SKIPPED
-    assert only.reason.startswith("the champion stays: ValueError: no such luck")
-    assert [hop.to for hop in only.hops] == ["keep the champion (on user)"]
