@@ -1,13 +1,18 @@
 """When an elastic gang starts, shrinks and grows, by a clock and a cluster of the test's own."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
-from ray.train import ScalingConfig
+from ray.exceptions import RayActorError
+from ray.train import FailureConfig, ScalingConfig
+from ray.train.v2._internal.execution.failure_handling import FailureDecision
 from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision
+from ray.train.v2.api.exceptions import WorkerGroupError
 
 from pipeline.errors import ClusterError, ParameterError, StoreError
 from pipeline.training.config import TrainConfig
+from pipeline.training.launch import ray_gang
 from pipeline.training.launch.ray_elastic import SETTLE_SECONDS, ElasticSize
 from pipeline.training.launch.sizes import choose_sizes
 
@@ -29,9 +34,10 @@ class World:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def policy(self, sizes=(1, 2, 4), start_timeout_seconds=30.0) -> ElasticSize:
+    def policy(self, sizes=(1, 2, 4), start_timeout_seconds=30.0, memory=0.0) -> ElasticSize:
+        asked = {"memory": memory} if memory else {}
         return ElasticSize(
-            ScalingConfig(num_workers=(sizes[0], sizes[-1]), resources_per_worker={"CPU": 1.0}),
+            ScalingConfig(num_workers=(sizes[0], sizes[-1]), resources_per_worker={"CPU": 1.0} | asked),
             sizes=sizes,
             start_timeout_seconds=start_timeout_seconds,
             newest_step=self.newest,
@@ -171,6 +177,39 @@ def test_starts_that_fail_again_and_again_end_at_the_deadline_too():
     assert world.now < 30
     seen_while_running(policy, world, 4, seconds=1)
     assert started(policy) == 4  # once it runs, the time counts anew
+
+
+class Workers:
+    """One worker on one node."""
+
+    def get_workers(self):
+        return [SimpleNamespace(metadata=SimpleNamespace(node_id="n", node_ip="10.0.0.7"))]
+
+    def execute_async(self, call, function, reason):
+        self.asked = reason
+
+
+def test_a_node_that_goes_before_its_rank_has_saved_uses_up_no_restart(monkeypatch: pytest.MonkeyPatch):
+    draining: dict[str, int] = {}
+    monkeypatch.setattr(ray_gang.cluster_state, "get_draining_nodes", lambda: draining)
+    drains, workers = ray_gang.Drains(b""), Workers()
+    restarts = ray_gang.Restarts(FailureConfig(max_failures=1), drains=drains)
+    died = WorkerGroupError("a rank died", worker_failures={0: RayActorError()})
+    drains.after_worker_group_start(workers)
+    draining["n"] = 0
+    drains.after_worker_group_poll_status(None)
+    assert workers.asked == "node 10.0.0.7 is drained"
+    assert restarts.make_decision(died) is FailureDecision.RETRY
+    draining.clear()
+    drains.after_worker_group_start(workers)
+    # The one restart is still there, and then it is used up.
+    assert [restarts.make_decision(died) for _ in range(2)] == [FailureDecision.RETRY, FailureDecision.RAISE]
+
+
+def test_a_worker_needs_a_node_with_its_memory():
+    world = World(free=[2.0, 2.0])
+    assert started(world.policy(memory=0.5)) == 4
+    assert started(world.policy(memory=1.0)) == 2
 
 
 def config(**fields) -> TrainConfig:

@@ -77,6 +77,9 @@ class GangRequest:
     """A pickled function of a reason; called in every worker when a node of one of them drains."""
     record_outage: Callable[[float, float], None]
     """Called with when a failure was noticed and when its workers were gone, in seconds since the epoch."""
+    prepare: bytes = b""
+    """A pickled function without arguments; called in the main thread of every worker, which no rank runs in. Nothing
+    where it is empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,16 +111,20 @@ class GangEnd:
     error: TrainingFailedError | None
     world_sizes: tuple[int, ...]
     """Of every start."""
+    placed_at: float
+    """As the last start's `Meeting` says; 0 where there was none."""
 
 
 class Starts(WorkerGroupCallback, ControllerCallback):
     """Tells ranks where they meet, and writes down when a gang was lost."""
 
-    def __init__(self, record_outage: Callable[[float, float], None]) -> None:
+    def __init__(self, record_outage: Callable[[float, float], None], *, prepare: bytes) -> None:
         self.world_sizes: list[int] = []
+        self.placed_at = 0.0
         self._asked_at = time.time()
         self._noticed_at: float | None = None
         self._record_outage = record_outage
+        self._prepare = prepare
 
     def before_controller_execute_failure_decision(self, failure_decision: Any) -> None:
         """A failure was noticed; the first one counts until a gang runs again."""
@@ -137,14 +144,15 @@ class Starts(WorkerGroupCallback, ControllerCallback):
     def after_worker_group_start(self, worker_group: Any) -> None:
         """All workers are there."""
         self.world_sizes.append(len(worker_group))
+        self.placed_at = time.time()
         host, port = worker_group.execute_single(0, get_address_and_port)
         meeting = {
             "store_address": f"{host}:{port}",
             "world_sizes": self.world_sizes,
             "asked_at": self._asked_at,
-            "placed_at": time.time(),
+            "placed_at": self.placed_at,
         }
-        worker_group.execute(_learn, json.dumps(meeting))
+        worker_group.execute(_learn, json.dumps(meeting), self._prepare)
 
 
 class Drains(WorkerGroupCallback):
@@ -157,11 +165,12 @@ class Drains(WorkerGroupCallback):
     def __init__(self, make_way: bytes) -> None:
         self._make_way = make_way
         self._group: Any = None
+        self._has_asked = False
         self._looked_at = 0.0
 
     def after_worker_group_start(self, worker_group: Any) -> None:
         """Watch these workers."""
-        self._group = worker_group
+        self._group, self._has_asked = worker_group, False
 
     def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
         """Look for drains of their nodes; each gang is asked once."""
@@ -174,11 +183,20 @@ class Drains(WorkerGroupCallback):
         )
         if going:
             self._group.execute_async(_call, self._make_way, f"node {', '.join(going)} is drained")
-            self._group = None
+            self._group, self._has_asked = None, True
+
+    def excuse(self) -> bool:
+        """True, once, where the gang that failed had been asked to make way."""
+        has_asked, self._has_asked = self._has_asked, False
+        return has_asked
 
 
 class Restarts(DefaultFailurePolicy):
-    """Ray Train's budget, which a gang that made way leaves untouched."""
+    """Ray Train's budget, which a gang that made way leaves untouched, also where its node went before it was done."""
+
+    def __init__(self, failure_config: FailureConfig, *, drains: Drains) -> None:
+        super().__init__(failure_config)
+        self._drains = drains
 
     def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
         """Start again where ranks ended because they were asked to."""
@@ -186,6 +204,8 @@ class Restarts(DefaultFailurePolicy):
             isinstance(getattr(one, "_base_exc", None) or one, PreemptedError)
             for one in training_failed_error.worker_failures.values()
         ):
+            return FailureDecision.RETRY
+        if isinstance(training_failed_error, WorkerGroupError) and self._drains.excuse():
             return FailureDecision.RETRY
         return super().make_decision(training_failed_error)
 
@@ -228,21 +248,23 @@ class Controller(TrainController):
 class GangTrainer(DataParallelTrainer):
     """Ray Train's trainer, with its controller in this process."""
 
-    def __init__(self, *, policy: ScalingPolicy, watchers: Sequence[Any], **settings: Any) -> None:
+    def __init__(self, *, policy: ScalingPolicy, starts: Starts, drains: Drains, **settings: Any) -> None:
         super().__init__(_enter_worker, **settings)
         self._policy = policy
-        self._watchers = watchers
+        self._starts = starts
+        self._drains = drains
 
     def _create_default_callbacks(self) -> list[Any]:
         return [
             AcceleratorSetupCallback(self.backend_config, self.scaling_config),
             BackendSetupCallback(self.backend_config),
-            *self._watchers,
+            self._starts,
+            self._drains,
         ]
 
     def _initialize_and_run_controller(self, **settings: Any) -> Any:
-        own = {"scaling_policy": self._policy, "failure_policy": Restarts(self.run_config.failure_config)}
-        controller = Controller(**{**settings, **own})
+        restarts = Restarts(self.run_config.failure_config, drains=self._drains)
+        controller = Controller(**{**settings, "scaling_policy": self._policy, "failure_policy": restarts})
         asyncio.run(controller.run())
         return controller.get_result()
 
@@ -254,7 +276,7 @@ def run_gang(request: GangRequest, *, make_policy: Callable[[ScalingConfig], Sca
         request: what is asked.
         make_policy: decides how many workers a start has.
     """
-    starts = Starts(request.record_outage)
+    starts = Starts(request.record_outage, prepare=request.prepare)
     is_elastic = request.min_workers < request.max_workers
     scaling = ScalingConfig(
         num_workers=(request.min_workers, request.max_workers) if is_elastic else request.max_workers,
@@ -275,7 +297,8 @@ def run_gang(request: GangRequest, *, make_policy: Callable[[ScalingConfig], Sca
         )
         trainer = GangTrainer(
             policy=make_policy(scaling),
-            watchers=[starts, Drains(request.make_way)],
+            starts=starts,
+            drains=Drains(request.make_way),
             train_loop_config={"enter": request.enter},
             scaling_config=scaling,
             run_config=RunConfig(name=request.name, storage_path=storage, failure_config=failures),
@@ -284,8 +307,10 @@ def run_gang(request: GangRequest, *, make_policy: Callable[[ScalingConfig], Sca
         try:
             value = trainer.fit().return_value
         except TrainingFailedError as error:
-            return GangEnd(value=None, error=error, world_sizes=tuple(starts.world_sizes))
-    return GangEnd(value=value, error=None, world_sizes=tuple(starts.world_sizes))
+            return GangEnd(
+                value=None, error=error, world_sizes=tuple(starts.world_sizes), placed_at=starts.placed_at
+            )
+    return GangEnd(value=value, error=None, world_sizes=tuple(starts.world_sizes), placed_at=starts.placed_at)
 
 
 def _enter_worker(config: dict[str, Any]) -> bytes:
@@ -296,8 +321,10 @@ def _call(function: bytes, reason: str) -> None:
     cloudpickle.loads(function)(reason)
 
 
-def _learn(meeting: str) -> None:
+def _learn(meeting: str, prepare: bytes) -> None:
     os.environ[GANG_VARIABLE] = meeting
+    if prepare:
+        cloudpickle.loads(prepare)()
 
 
 class Host:
