@@ -65,7 +65,9 @@ def _hop(hop: Hop) -> dict[str, Any]:
         made["with"] = {name: _escaped(getattr(after, name)) for name in hop.changes["with"]}
     if "resources" in hop.changes:
         made["resources"] = dict(hop.changes["resources"])
-    return made | dict(hop.changes.get("limits", {}))
+    if hop.stage.timeout_seconds is not None:  # also where it is that of the stage: it may be all that the hop says
+        made["timeout_seconds"] = hop.stage.timeout_seconds
+    return made
 
 
 def _resources(stage: ResolvedStage) -> dict[str, Any]:

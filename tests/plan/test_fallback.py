@@ -43,6 +43,18 @@ def test_the_resolved_text_keeps_the_chain(open_text, chain, tmp_path):
     assert again.stages[1].fallback == flow.stages[1].fallback
 
 
+def test_a_hop_that_only_repeats_the_timeout_of_its_stage_is_kept_too(open_text, chain):
+    same = """    timeout_seconds: 60
+    fallback:
+      - timeout_seconds: 60
+      - resources: {workers: 1}
+"""
+    flow = open_text(with_fallback(chain, same))
+    again = open_flow_text(resolved_text(flow), file=flow.spec.file)
+    assert again.stages[1].fallback == flow.stages[1].fallback
+    assert [hop.stage.timeout_seconds for hop in again.stages[1].fallback] == [60, 60]
+
+
 def test_problems_of_all_hops_are_told_at_once_where_they_stand(open_text, chain):
     wrong = """    fallback:
       - with: {device: cud}
