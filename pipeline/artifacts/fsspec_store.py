@@ -18,12 +18,16 @@ from typing import BinaryIO, TypeVar
 
 import fsspec
 
+from pipeline.artifacts.driver_errors import as_os_errors
 from pipeline.errors import StoreError
 
 _FIRST_PAUSE_SECONDS = 0.1
 _RETRY_SECONDS = 30.0
 """A request that fails for a passing reason is sent again for so long; s3fs sends each one five times by itself."""
-_PASSING = frozenset({errno.EIO, errno.EBUSY, errno.EAGAIN, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNABORTED})
+_PASSING = frozenset(
+    {errno.EIO, errno.EREMOTEIO, errno.EBUSY, errno.EAGAIN, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNABORTED}
+)
+"""EREMOTEIO is what s3fs makes of a 500."""
 _WITHOUT_DIRECTORIES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
 """Protocols where making a directory asks for a bucket, which needs rights that writing an object does not."""
 _jitter = secrets.SystemRandom()
@@ -71,9 +75,10 @@ class FsspecStore:
                 yield stream
             except BaseException:
                 # Closing would upload what there is of it, as if it were the whole.
-                stream.discard()
+                with contextlib.suppress(OSError), as_os_errors():
+                    stream.discard()
                 stream.closed = True
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError), as_os_errors():
                     self._files.rm_file(self._path(key))
                 raise
             stream.close()
@@ -88,7 +93,8 @@ class FsspecStore:
         """One request and a look at what it did."""
         problem = OSError(errno.EIO, f"{key} was created and is not there")
         try:
-            self._files.pipe_file(self._path(key), data, mode="create")
+            with as_os_errors():
+                self._files.pipe_file(self._path(key), data, mode="create")
         except FileExistsError:
             return self._content(key) == data
         except OSError as error:  # in doubt: the answer may be what failed
@@ -207,7 +213,8 @@ class FsspecStore:
     @contextlib.contextmanager
     def _explained(self, action: str, what: str) -> Iterator[None]:
         try:
-            yield
+            with as_os_errors():
+                yield
         except (OSError, ValueError, ImportError) as error:
             raise StoreError(
                 f"store {self._url}: cannot {action} {what}: {error}",
@@ -220,7 +227,8 @@ def _persistently(request: Callable[[], ValueT]) -> ValueT:
     deadline, pause = time.monotonic() + _RETRY_SECONDS, _FIRST_PAUSE_SECONDS
     while True:
         try:
-            return request()
+            with as_os_errors():
+                return request()
         except OSError as error:
             if not (isinstance(error, ConnectionError | TimeoutError) or error.errno in _PASSING):
                 raise

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import fsspec
 
+from pipeline.artifacts.driver_errors import as_os_errors
 from pipeline.errors import ParameterError
 
 _VERSION_KEYS = ("etag", "md5", "sha256", "generation", "version_id", "mtime", "lastmodified", "created", "size")
@@ -25,9 +26,11 @@ def contents(source: str) -> Iterator[tuple[str, bytes]]:
     filesystem, files = _list(source)
     for name, path in files:
         try:
-            yield name, filesystem.cat_file(path)
+            with as_os_errors():
+                content = filesystem.cat_file(path)
         except OSError as error:
             raise ParameterError(f"source {source!r}: {path} cannot be read: {error}") from error
+        yield name, content
 
 
 def read_file(url: str) -> bytes:
@@ -37,8 +40,9 @@ def read_file(url: str) -> bytes:
         ParameterError: the store cannot be opened, or has no such file.
     """
     try:
-        filesystem, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
-        return bytes(filesystem.cat_file(path))
+        with as_os_errors():
+            filesystem, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+            return bytes(filesystem.cat_file(path))
     except (OSError, ValueError, ImportError) as error:
         raise ParameterError(
             f"{url}: cannot be read: {type(error).__name__}: {error}",
@@ -55,7 +59,12 @@ def digest(source: str) -> str:
     filesystem, files = _list(source)
     hasher = hashlib.sha256()
     for name, path in files:
-        hasher.update(f"{name}\0{_identity(filesystem, path)}\0".encode())
+        try:
+            with as_os_errors():
+                said = _identity(filesystem, path)
+        except OSError as error:
+            raise ParameterError(f"source {source!r}: {path} cannot be looked at: {error}") from error
+        hasher.update(f"{name}\0{said}\0".encode())
     return f"remote-sha256:{hasher.hexdigest()}"
 
 
@@ -67,14 +76,15 @@ def _identity(filesystem: fsspec.AbstractFileSystem, path: str) -> str:
 
 def _list(source: str) -> tuple[fsspec.AbstractFileSystem, list[tuple[str, str]]]:
     try:
-        filesystem, root = fsspec.core.url_to_fs(source)
-        filesystem.invalidate_cache()
-        if glob.has_magic(root):
-            paths = [path for path in filesystem.glob(root) if filesystem.isfile(path)]
-        elif filesystem.isfile(root):
-            paths = [root]
-        else:
-            paths = filesystem.find(root)
+        with as_os_errors():
+            filesystem, root = fsspec.core.url_to_fs(source)
+            filesystem.invalidate_cache()
+            if glob.has_magic(root):
+                paths = [path for path in filesystem.glob(root) if filesystem.isfile(path)]
+            elif filesystem.isfile(root):
+                paths = [root]
+            else:
+                paths = filesystem.find(root)
     except (OSError, ValueError, ImportError) as error:
         raise ParameterError(
             f"source {source!r}: cannot be opened: {error}",

@@ -1,9 +1,12 @@
 """S3 keeps the promises of a store, and of the commit protocol on it: moto's server on the loopback interface."""
 
+import errno
 import itertools
+import socket
 import threading
 from collections.abc import Iterator
 
+import botocore.exceptions
 import botocore.session
 import fsspec
 import pytest
@@ -11,6 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from moto.server import ThreadedMotoServer
 
+from pipeline.artifacts.driver_errors import as_os_errors, os_error_of
 from pipeline.artifacts.manifest import FileEntry, sha256_of
 from pipeline.artifacts.store import Store, open_store
 from pipeline.errors import StoreError
@@ -142,3 +146,48 @@ def test_checkpoints_are_committed_found_and_retained(s3: str) -> None:
 def test_a_bucket_that_is_not_there_is_an_error_with_the_url(s3: str) -> None:
     with pytest.raises(StoreError, match=r"s3://absent/x: cannot create .probe"):
         open_store("s3://absent/x").check_writable()
+
+
+@pytest.fixture
+def away(s3: str, monkeypatch) -> Store:
+    """A store whose endpoint does not answer, and is not asked again."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{taken.getsockname()[1]}")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr("pipeline.artifacts.fsspec_store._RETRY_SECONDS", 0.0)
+    files = fsspec.get_filesystem_class("s3")
+    monkeypatch.setattr(files, "retries", 1)
+    files.clear_instance_cache()
+    return open_store(f"s3://{BUCKET}/away")
+
+
+def test_an_endpoint_that_does_not_answer_is_an_error_of_the_store(away: Store) -> None:
+    def stream() -> None:
+        with away.writing("shard") as raw:
+            raw.write(b"bytes")
+
+    asked = {
+        "read": lambda: away.read("a"),
+        "write": stream,
+        "create": lambda: away.create("a", b"x"),
+        "list": lambda: away.list("a"),
+        "look at": lambda: away.size("a"),
+        "delete": lambda: away.delete("a"),
+    }
+    for action, ask in asked.items():
+        with pytest.raises(StoreError, match=rf"cannot {action} .*127\.0\.0\.1"):
+            ask()
+
+
+def test_errors_of_drivers_say_whether_another_try_may_help() -> None:
+    found = {
+        botocore.exceptions.EndpointConnectionError(endpoint_url="http://x"): errno.EIO,
+        botocore.exceptions.ConnectionClosedError(endpoint_url="http://x"): errno.EIO,
+        botocore.exceptions.NoCredentialsError(): errno.EACCES,
+        botocore.exceptions.ParamValidationError(report="x"): errno.EINVAL,
+    }
+    assert {error: os_error_of(error).errno for error in found} == found  # type: ignore[union-attr]
+    with pytest.raises(PermissionError, match="NoCredentialsError: Unable to locate credentials"), as_os_errors():
+        raise botocore.exceptions.NoCredentialsError
+    with pytest.raises(KeyError), as_os_errors():
+        raise KeyError("a fault of this program")
