@@ -12,14 +12,13 @@ from pipeline.data.manifest import read_raw_manifest
 from pipeline.data.mixture import MIXTURE, MixtureDataset
 from pipeline.data.packed import PackedDataset
 from pipeline.data.read_ahead import ReadAhead
-from pipeline.data.remote_shards import CACHE_BYTES
 from pipeline.errors import ArtifactError
 
 TokenDataset = PackedDataset | MixtureDataset
 
 
 def open_dataset(
-    directory: Path, *, verify: bool = True, workers: int = 1, cache_bytes: int = CACHE_BYTES
+    directory: Path, *, verify: bool = True, workers: int = 1, cache_bytes: int | None = None
 ) -> TokenDataset | ArrayDataset:
     """Rows of tokens, or examples of named arrays.
 
@@ -27,7 +26,8 @@ def open_dataset(
         directory: what a stage of data wrote.
         verify: also compare each file's sha256.
         workers: threads that fetch shards which are elsewhere.
-        cache_bytes: shards from elsewhere that are kept on this host.
+        cache_bytes: shards from elsewhere that are kept on this host; what is needed at a time, and 4 GiB in any case,
+            where it is None.
 
     Raises:
         ArtifactError: a file is missing, truncated or altered; names it.

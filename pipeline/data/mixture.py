@@ -21,7 +21,6 @@ from pipeline.data.manifest import AGAIN, MANIFEST_NAME, manifest_digest, read_r
 from pipeline.data.mixture_order import MixtureOrder
 from pipeline.data.order import rank_positions
 from pipeline.data.packed import PackedDataset
-from pipeline.data.remote_shards import CACHE_BYTES
 from pipeline.errors import ArtifactError, ParameterError
 
 MIXTURE = "mixture"
@@ -43,7 +42,7 @@ class MixtureDataset:
 
     @classmethod
     def open(
-        cls, directory: Path, *, verify: bool = True, workers: int = 1, cache_bytes: int = CACHE_BYTES
+        cls, directory: Path, *, verify: bool = True, workers: int = 1, cache_bytes: int | None = None
     ) -> "MixtureDataset":
         """Open the directory of a mixture; arguments and errors as `PackedDataset.open`."""
         raw = read_raw_manifest(directory)
@@ -62,7 +61,7 @@ class MixtureDataset:
                 directory / PARTS_DIRECTORY / name,
                 verify=verify,
                 workers=workers,
-                cache_bytes=cache_bytes // len(parts),
+                cache_bytes=None if cache_bytes is None else cache_bytes // len(parts),
             )
             for name in parts
         }

@@ -18,7 +18,7 @@ from pipeline.artifacts.manifest import sha256_of
 from pipeline.data.manifest import TOKENIZER_NAME, Manifest, manifest_digest
 from pipeline.data.order import rank_positions, shuffled_rows
 from pipeline.data.packed_shards import LocalShards, PackedShards
-from pipeline.data.remote_shards import CACHE_BYTES, RemoteShards
+from pipeline.data.remote_shards import RemoteShards
 from pipeline.data.shard_file import AGAIN, locate_rows
 from pipeline.data.windowed_order import WindowedOrder
 from pipeline.errors import ArtifactError
@@ -35,7 +35,7 @@ class PackedDataset:
 
     @classmethod
     def open(
-        cls, directory: Path, *, verify: bool = True, workers: int = 1, cache_bytes: int = CACHE_BYTES
+        cls, directory: Path, *, verify: bool = True, workers: int = 1, cache_bytes: int | None = None
     ) -> "PackedDataset":
         """Open a dataset directory; reads no rows.
 
@@ -44,7 +44,8 @@ class PackedDataset:
             verify: also compare each file's sha256 (about 1 GB/s); sizes and headers are always compared, and what
                 comes from elsewhere always has its sha256 compared.
             workers: threads that fetch shards which are elsewhere.
-            cache_bytes: shards from elsewhere that are kept on this host.
+            cache_bytes: shards from elsewhere that are kept on this host; as many as are needed at a time, and 4 GiB
+                in any case, where it is None.
 
         Raises:
             ArtifactError: a file is missing, truncated or altered; names it.

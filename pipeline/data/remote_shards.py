@@ -22,6 +22,7 @@ import fsspec
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.artifacts.driver_errors import as_os_errors
 from pipeline.artifacts.manifest import sha256_of
 from pipeline.data.background import Background
 from pipeline.data.manifest import Manifest, ShardEntry, Streaming
@@ -46,18 +47,20 @@ class RemoteShards:
         streaming: Streaming,
         *,
         workers: int,
-        cache_bytes: int,
+        cache_bytes: int | None,
         cache_directory: Path | None = None,
     ) -> None:
         """Look at sizes alone; nothing is fetched.
 
         Raises:
-            ParameterError: the location cannot be opened, or the cache cannot hold two windows of shards.
+            ParameterError: the location cannot be opened, or a cache of `cache_bytes` cannot hold two windows of
+                shards; where that is None, there is room for them, and for `CACHE_BYTES` in any case.
         """
-        self._manifest, self._location, self._limit = manifest, streaming.location.rstrip("/"), cache_bytes
-        self._check_limit(streaming)
+        self._manifest, self._location = manifest, streaming.location.rstrip("/")
+        self._limit = self._checked_limit(streaming, cache_bytes)
         try:
-            self._files, self._root = fsspec.core.url_to_fs(self._location, use_listings_cache=False)
+            with as_os_errors():
+                self._files, self._root = fsspec.core.url_to_fs(self._location, use_listings_cache=False)
         except (OSError, ValueError, ImportError) as error:
             raise ParameterError(f"dataset at {self._location}: cannot be opened: {error}") from error
         name = hashlib.sha256(self._location.encode()).hexdigest()[:16]
@@ -134,10 +137,11 @@ class RemoteShards:
         with (self._cache / f"{entry.file}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             path = self._cache / entry.file
+            with suppress(FileNotFoundError):  # before it is hashed, which takes time in which others make room
+                os.utime(path)
             if not _is_intact(path, entry):
                 self._make_room(entry)
                 self._fetch(entry, path)
-            os.utime(path)
             yield
 
     def _fetch(self, entry: ShardEntry, path: Path) -> None:
@@ -148,7 +152,8 @@ class RemoteShards:
         """
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                complaint = self._download(entry, path)
+                with as_os_errors():
+                    complaint = self._download(entry, path)
             except OSError as error:
                 complaint = f"cannot be read ({type(error).__name__}: {error})"
             if complaint is None:
@@ -187,10 +192,10 @@ class RemoteShards:
         for status, path in sorted(files, key=lambda item: item[0].st_mtime):
             if total <= self._limit:
                 return
-            path.unlink(missing_ok=True)
-            total -= status.st_size
+            if _deleted(path):
+                total -= status.st_size
 
-    def _check_limit(self, streaming: Streaming) -> None:
+    def _checked_limit(self, streaming: Streaming, cache_bytes: int | None) -> int:
         largest = max(
             (
                 shard.num_bytes + documents.num_bytes
@@ -200,12 +205,26 @@ class RemoteShards:
             default=0,
         )
         needed = _WINDOWS_KEPT * streaming.shuffled_shards * largest
-        if needed > self._limit:
+        if cache_bytes is None:
+            return max(needed, CACHE_BYTES)
+        if needed > cache_bytes:
             raise ParameterError(
                 f"dataset at {self._location}: {_WINDOWS_KEPT} windows of {streaming.shuffled_shards} shards take "
-                f"{needed:,} bytes, the cache may have {self._limit:,}",
+                f"{needed:,} bytes, the cache may have {cache_bytes:,}",
                 hint="raise `loader_cache_bytes`, or lower `shuffled_shards` of `data.stream`",
             )
+        return cache_bytes
+
+
+def _deleted(path: Path) -> bool:
+    """Delete a file of the cache unless a thread or rank is about to map it."""
+    with path.with_name(f"{path.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        path.unlink(missing_ok=True)
+        return True
 
 
 def _is_intact(path: Path, entry: ShardEntry) -> bool:

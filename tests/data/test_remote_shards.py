@@ -1,6 +1,7 @@
 """Shards behind a URL: the rows of a local dataset, a bounded cache, damage named, faults of the store survived."""
 
 import contextlib
+import fcntl
 import json
 import time
 import uuid
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import botocore.exceptions
 import fsspec
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from pipeline.data.split import Split
 from pipeline.errors import ArtifactError, ParameterError
 
 WINDOW = 2
+WAIT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Streamed:
     files: Any
     """The store."""
 
-    def open(self, *, cache_bytes: int = 1 << 30, workers: int = 1) -> PackedDataset:
+    def open(self, *, cache_bytes: int | None = 1 << 30, workers: int = 1) -> PackedDataset:
         manifest = self.local.manifest
         streaming = Streaming(location=self.url, shuffled_shards=WINDOW)
         shards = RemoteShards(manifest, streaming, workers=workers, cache_bytes=cache_bytes, cache_directory=self.cache)
@@ -102,7 +105,9 @@ def test_the_cache_stays_within_its_bound_and_is_used_again(streamed: Streamed) 
     for step in range(remote.num_rows("train") // 16):
         remote.train_rows(step, rows_per_step=16, rank=0, world_size=1, seed=0)
         assert size_of(streamed.cache) <= bound
+    deadline = time.monotonic() + WAIT_SECONDS
     while remote.waiting_for is not None:  # what is fetched ahead makes room too
+        assert time.monotonic() < deadline, remote.waiting_for
         time.sleep(0.01)
     name = next(iter(sorted(path.name for path in streamed.cache.glob("train-*[0-9].npy"))))
     number = int(name.removeprefix("train-").removesuffix(".npy"))
@@ -149,3 +154,34 @@ def test_a_file_that_a_killed_process_left_half_written_is_fetched_again(streame
     (streamed.cache / "train-00000.npy").write_bytes(b"half")
     assert np.array_equal(streamed.open()._shards.rows("train", 0), streamed.local._shards.rows("train", 0))
     assert json.loads((streamed.local.directory / "manifest.json").read_text())["streaming"] is None
+
+
+def test_a_store_that_does_not_answer_is_the_error_of_a_shard_that_stays_away(
+    streamed: Streamed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: Any, **options: Any) -> Any:
+        raise botocore.exceptions.EndpointConnectionError(endpoint_url="http://store")
+
+    monkeypatch.setattr(type(streamed.files), "open", refuse)
+    told = r"shard train-00000\.npy of memory://.*cannot be read .*EndpointConnectionError: .*http://store.*, 3 times"
+    with pytest.raises(ArtifactError, match=told):
+        streamed.open()._shards.rows("train", 0)
+
+
+def test_a_shard_that_another_rank_is_about_to_map_is_not_deleted(streamed: Streamed) -> None:
+    shards = streamed.open(cache_bytes=2 * WINDOW * streamed.largest)._shards
+    shards.rows("train", 0)
+    with (streamed.cache / "train-00000.npy.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for number in range(1, len(streamed.local.manifest.splits["train"].shards)):
+            shards.rows("train", number)
+        assert (streamed.cache / "train-00000.npy").exists()
+    assert not (streamed.cache / "train-00001.npy").exists()
+
+
+def test_who_does_not_say_how_much_may_be_kept_is_not_refused(
+    streamed: Streamed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.data.remote_shards.CACHE_BYTES", 1)
+    shards = streamed.open(cache_bytes=None)._shards
+    assert np.array_equal(shards.rows("train", 0), streamed.local._shards.rows("train", 0))
