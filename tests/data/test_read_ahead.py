@@ -12,6 +12,7 @@ from pipeline.errors import ArtifactError, StoreError
 
 ASKED = {"rows_per_step": 4, "rank": 1, "world_size": 2, "seed": 0}
 READ_SECONDS = 0.1
+WAIT_SECONDS = 30.0
 
 
 class SlowRows:
@@ -22,12 +23,14 @@ class SlowRows:
     def __init__(self, *, seconds: float = 0.0, broken: int | None = None) -> None:
         self._seconds, self._broken = seconds, broken
         self.asked: list[tuple[str, int]] = []
+        self.read: list[int] = []
 
     def _read(self, method: str, step: int) -> np.ndarray:
         self.asked.append((method, step))
         time.sleep(self._seconds)
         if step == self._broken:
             raise ArtifactError("shard train-00003.npy: altered", hint="look at it")
+        self.read.append(step)
         return np.full(3, step)
 
     def train_rows(self, step: int, **_: Any) -> np.ndarray:
@@ -50,10 +53,11 @@ def test_the_next_rows_are_read_while_a_step_computes() -> None:
     ahead = ReadAhead(rows, workers=1)
     ahead.train_rows(0, **ASKED)
     for step in (1, 2):
-        time.sleep(2 * READ_SECONDS)  # the step computes
-        started = time.perf_counter()
-        ahead.train_rows(step, **ASKED)
-        assert time.perf_counter() - started < READ_SECONDS / 2
+        deadline = time.monotonic() + WAIT_SECONDS
+        while step not in rows.read:  # the step computes, and nobody asks for the next one
+            assert time.monotonic() < deadline, rows.asked
+            time.sleep(READ_SECONDS / 10)
+        assert ahead.train_rows(step, **ASKED)[0] == step
     assert [step for _, step in rows.asked[:3]] == [0, 1, 2]
 
 
