@@ -158,6 +158,22 @@ def test_retention_does_not_count_a_damaged_commit_as_kept(store: Store) -> None
     assert steps(store) == [3]
 
 
+def test_a_later_start_s_commits_are_newer_than_later_steps_of_an_earlier_one(store: Store) -> None:
+    save(store, 9, generation=1)  # altered, say, so the next start went on from before it
+    save(store, 3, generation=2)
+    assert steps(store) == [3, 9]
+    retain(store, keep=1, generation=2)
+    assert steps(store) == [3]
+
+
+def test_a_commit_that_was_just_made_is_kept_whatever_its_step(store: Store) -> None:
+    save(store, 6)
+    save(store, 9)
+    made = save(store, 7)
+    retain(store, keep=1, generation=1, made=made.key)
+    assert steps(store) == [7]
+
+
 def test_a_commit_survives_its_own_json(store: Store) -> None:
     made = save(store, 3)
     assert CheckpointCommit.from_json(made.to_json(), where="here") == made

@@ -184,7 +184,7 @@ def why_incomplete(store: Store, key: AttemptKey, files: Sequence[FileEntry]) ->
 
 
 def find_resumable(store: Store) -> Resumable:
-    """Every commit whose files are there with the right sizes, newest step first."""
+    """Every commit whose files are there with the right sizes; by starts of training, then by steps, newest first."""
     commits: list[CheckpointCommit] = []
     rejected: list[str] = []
     num_uncommitted = 0
@@ -203,17 +203,19 @@ def find_resumable(store: Store) -> Resumable:
             rejected.append(f"{prefix}: " + ("; ".join(problems) or "its commit names another directory"))
         else:
             commits.append(found)
-    commits.sort(key=lambda item: (item.key.step, item.key.generation, item.created_at), reverse=True)
+    commits.sort(key=lambda item: (item.key.generation, item.key.step, item.created_at), reverse=True)
     return Resumable(commits=tuple(commits), rejected=tuple(rejected), num_uncommitted=num_uncommitted)
 
 
-def retain(store: Store, *, keep: int, generation: int) -> None:
+def retain(store: Store, *, keep: int, generation: int, made: AttemptKey | None = None) -> None:
     """Delete all but the `keep` newest usable commits, and what older generations left uncommitted.
 
+    `made` is the newest whatever its step: after going back behind an altered commit, that one has a later step.
     A commit file goes before its directory, so a deletion cut short leaves an aborted attempt, never a damaged commit.
     """
     found = find_resumable(store)
-    for old in found.commits[keep:]:
+    newest_first = sorted(found.commits, key=lambda item: item.key != made)
+    for old in newest_first[keep:]:
         decision = f"{old.key.prefix}/{COMMIT_NAME}"
         store.delete(decision)
         if store.read(decision) is None:  # not believed: a commit without files would look damaged
