@@ -18,13 +18,14 @@ from pipeline.stages.parameters import DataStreamParameters
 
 
 def digests(parameters: DataStreamParameters, project_root: Path) -> Mapping[str, str]:
-    """Digest of the dataset as it is now, under the key `source`.
+    """Digest of the dataset as it is now and of where it is, for that is in the output, under the key `source`.
 
     Raises:
         ParameterError: it cannot be read.
     """
-    content = read_small(local_place(parameters.source, project_root), MANIFEST_NAME)
-    return {"source": f"sha256:{hashlib.sha256(content).hexdigest()}"}
+    place = local_place(parameters.source, project_root)
+    identity = place.encode() + b"\0" + read_small(place, MANIFEST_NAME)
+    return {"source": f"sha256:{hashlib.sha256(identity).hexdigest()}"}
 
 
 def read_small(place: str, name: str) -> bytes:

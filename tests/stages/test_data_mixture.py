@@ -81,6 +81,8 @@ def test_a_changed_source_has_another_identity_and_a_missing_one_is_said(tiny_da
     shutil.copytree(tiny_dataset, copy)
     parameters = DataStreamParameters(source="copy")
     before = digests(parameters, tmp_path)
+    shutil.copytree(copy, tmp_path / "elsewhere/copy")
+    assert digests(parameters, tmp_path / "elsewhere") != before  # the output says where its shards are
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps(manifest | {"seed": 9}))
     assert digests(parameters, tmp_path) != before
