@@ -40,10 +40,11 @@ def build(directory: Path, *, headers: Path, environment: Mapping[str, str]) -> 
     Args:
         directory: of this user; made where it is absent.
         headers: jax's, `jax.ffi.include_dir()`.
-        environment: `CXX` names the compiler, else the first of `c++`, `g++`, `clang++` in `PATH`.
+        environment: `CXX` names the compiler; where it is no program (`ccache g++` is two words), it is the first of
+            `c++`, `g++`, `clang++` in `PATH`.
     """
     asked = environment.get("CXX") or None
-    names = (asked,) if asked else _COMPILERS
+    names = ((asked,) if asked else ()) + _COMPILERS
     compiler = next((found for name in names if (found := shutil.which(name, path=environment.get("PATH")))), None)
     if compiler is None:
         return Library(path=None, digest="", reason=f"no C++ compiler ({', '.join(names)}) is installed")
