@@ -17,6 +17,7 @@ from pipeline.errors import ClusterError
 
 NAMESPACE = "pipeline"
 REACH_SECONDS = 5.0
+LOOK_SECONDS = 2.0
 
 
 def connect(address: str, *, verbose: bool) -> Capacity:
@@ -54,10 +55,10 @@ def connect(address: str, *, verbose: bool) -> Capacity:
 
 
 def answers(address: str) -> bool:
-    """True where somebody listens at HOST:PORT."""
+    """True where somebody listens at HOST:PORT; asked of a cluster that this process is connected to."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
+        socket.create_connection((host, int(port)), timeout=LOOK_SECONDS).close()
     except OSError:
         return False
     return True

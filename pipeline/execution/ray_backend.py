@@ -24,12 +24,13 @@ from pipeline.stages.protocol import Report, Resources
 PASSED_VARIABLES = ("HF_HUB_OFFLINE", "JAX_PLATFORMS", "XLA_FLAGS", "PYTHONPATH")
 SCHEDULE_SECONDS = 120.0
 HEAD_LOOK_SECONDS = 2.0
-HEAD_FAILURES = 2
+HEAD_FAILURES = 8
+"""A network that is away for a few seconds must not end a run of days; Ray itself ends this process after a minute."""
 _DRAIN_TIMEOUT_SECONDS = 5.0
 
 
 class HeadWatch:
-    """Whether the head still listens; asked at most every `HEAD_LOOK_SECONDS`, and gone for good after two noes.
+    """Whether the head still listens; asked every `HEAD_LOOK_SECONDS`, gone for good after `HEAD_FAILURES` noes.
 
     Ray would wait a minute for its head and then end this process, before the run's end is written anywhere.
     """
@@ -45,7 +46,7 @@ class HeadWatch:
         return f"the Ray head at {self.address} does not answer any more"
 
     def is_gone(self) -> bool:
-        """True where it did not answer twice in a row."""
+        """True where it did not answer `HEAD_FAILURES` times in a row."""
         now = time.monotonic()
         if self._num_failures < HEAD_FAILURES and now - self._looked_at >= HEAD_LOOK_SECONDS:
             self._looked_at = now
