@@ -85,8 +85,9 @@ def chosen(only: str) -> tuple[str, ...]:
 def _measured(name: str, material: Material) -> Measured:
     try:
         return GROUPS[name](material)
-    except PipelineError as error:
-        row = BenchRow(name=name, unit="-", ours=None, peer_name="-", peer=None, bar=1.0, note=str(error))
+    except Exception as error:  # the boundary of a group: what another library raises costs its rows and no others
+        note = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
+        row = BenchRow(name=name, unit="-", ours=None, peer_name="-", peer=None, bar=1.0, note=note)
         return Measured(rows=(row,))
 
 

@@ -5,8 +5,11 @@ side has processes of its own, so that neither what it sets in its process nor w
 one side trains, the others wait in a pipe and take no time of a core.
 """
 
+import contextlib
 import importlib
 import multiprocessing
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +24,8 @@ from pipeline.training.worker import WorkerContext
 
 ANSWER_SECONDS = 300.0
 LIFE_SECONDS = 3600.0
+END_SECONDS = 10.0
+"""Ranks that have not ended so long after they were asked to are killed."""
 _POLL_SECONDS = 0.5
 
 
@@ -56,6 +61,7 @@ class Gang:
         pipes = [context.Pipe() for _ in range(world_size)]
         self._ours = [mine for mine, _ in pipes]
         self._theirs = [theirs for _, theirs in pipes]
+        self._pids: list[int] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"bench-{name}")
         self._ranks: Future[list[Any]] = self._thread.submit(
             spawn, _serve, self._theirs, loop, job, world_size=world_size, timeout_seconds=LIFE_SECONDS
@@ -77,24 +83,44 @@ class Gang:
         return answers[0]
 
     def _answer(self, pipe: Connection, deadline: float) -> tuple[float, Any]:
-        while not wait([pipe], timeout=_POLL_SECONDS):
-            if self._ranks.done():
+        answer: tuple[float, Any] | None = None
+        while answer is None:
+            if wait([pipe], timeout=_POLL_SECONDS):
+                answer = self._heard(pipe)
+            elif self._ranks.done():
                 self._ranks.result()
                 raise StageError(f"{self._name}: its ranks ended early")
-            if time.monotonic() > deadline:
+            elif time.monotonic() > deadline:
                 raise StageError(f"{self._name} did not answer in time")
-        answer: tuple[float, Any] = pipe.recv()
         return answer
+
+    def _heard(self, pipe: Connection) -> tuple[float, Any] | None:
+        """The next answer of a rank; None where it says which process it is, as each does first."""
+        said: int | tuple[float, Any] = pipe.recv()
+        if isinstance(said, int):
+            self._pids.append(said)
+            return None
+        return said
 
     def __enter__(self) -> "Gang":
         """Nothing more to do."""
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        """End the ranks; what they raised was raised by `ask`."""
+        """End the ranks, those that hang by force; what they raised was raised by `ask`."""
+        for pipe in self._ours:
+            with contextlib.suppress(EOFError, OSError):
+                while pipe.poll():
+                    self._heard(pipe)
         for pipe in (*self._ours, *self._theirs):
             pipe.close()
-        self._ranks.exception()
+        try:
+            self._ranks.exception(timeout=END_SECONDS)
+        except TimeoutError:
+            for pid in self._pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._ranks.exception()
         self._thread.shutdown()
 
 
@@ -103,6 +129,7 @@ def _serve(worker: WorkerContext, pipes: Sequence[Connection], loop: str, job: T
     module, _, name = loop.partition(":")
     enter: Callable[..., Any] = getattr(importlib.import_module(module), name)
     pipe = pipes[worker.rank]
+    pipe.send(os.getpid())
     with enter(worker, job) as entered:
         while True:
             try:

@@ -144,6 +144,7 @@ def test_broad_excepts_stand_only_at_process_boundaries() -> None:
     boundaries = {
         "pipeline/data/background.py",
         "pipeline/diagnostics/bench_serve_side.py",
+        "pipeline/diagnostics/bench_train.py",
         "pipeline/diagnostics/zoo_transformers.py",
         "pipeline/cli/main.py",
         "pipeline/execution/worker.py",

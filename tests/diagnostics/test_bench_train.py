@@ -1,16 +1,18 @@
 """`pipeline bench train` on a tiny model: the shape of what it says."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pipeline.diagnostics import bench_train_speed
+from pipeline.diagnostics import bench_train, bench_train_gang, bench_train_speed
 from pipeline.diagnostics.bench_result import BenchResult, BenchRow
 from pipeline.diagnostics.bench_train import GROUPS, chosen, run
-from pipeline.diagnostics.bench_train_material import Material
-from pipeline.errors import UsageError
+from pipeline.diagnostics.bench_train_gang import Gang
+from pipeline.diagnostics.bench_train_material import Material, Measured
+from pipeline.errors import StageError, UsageError
 
 TINY = {
     "model_type": "llama",
@@ -21,6 +23,22 @@ TINY = {
     "num_attention_heads": 2,
     "max_position_embeddings": 32,
 }
+
+
+HANGING = """
+import contextlib, time
+
+class Hanging:
+    def advance(self, steps):
+        time.sleep(600)
+
+    def barrier(self):
+        pass
+
+@contextlib.contextmanager
+def enter(worker, job):
+    yield Hanging()
+"""
 
 
 @pytest.fixture
@@ -63,6 +81,32 @@ def test_a_pattern_names_groups_and_a_wrong_one_is_corrected() -> None:
     with pytest.raises(UsageError, match="no rows are called 'sped'") as error:
         chosen("sped")
     assert "speed" in error.value.hint
+
+
+def test_what_a_library_raises_costs_one_group_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Material) -> Measured:
+        raise RuntimeError("the cluster went away")
+
+    def measured(_: Material) -> Measured:
+        return Measured(rows=(row(ours=1.0, peer=1.0),))
+
+    monkeypatch.setattr(bench_train, "GROUPS", {"ray": broken, "speed": measured})
+    first, second = run().to_json()["rows"]
+    assert (first["name"], first["ok"], first["note"]) == ("ray", False, "RuntimeError: the cluster went away")
+    assert second["ok"]
+
+
+@pytest.mark.slow
+def test_ranks_that_hang_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hanging_side.py").write_text(HANGING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(bench_train_gang, "END_SECONDS", 0.5)
+    with Gang("hanging", "hanging_side:enter", job=None, world_size=2) as gang:
+        gang.ask("barrier")
+        asked_at = time.monotonic()
+        with pytest.raises(StageError, match="hanging did not answer in time"):
+            gang.ask("advance", 1, timeout_seconds=0.5)
+    assert time.monotonic() - asked_at < 60
 
 
 @pytest.mark.slow
