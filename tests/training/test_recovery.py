@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts.store import open_store
+from pipeline.errors import ClusterError, StoreError
 from pipeline.training.faults.recovery import (
     Heart,
     Lost,
@@ -17,6 +18,7 @@ from pipeline.training.faults.recovery import (
     record_outage,
     recovery_metrics,
 )
+from pipeline.training.launch.spawn import respawn
 
 PULSE = Pulse(generation=1, step=12, at=100.0, started_at=40.0, saves=((6, 94.0), (9, 97.0)))
 RESTART = Restart(entered_at=104.0, ready_at=105.0, loaded_at=105.5, first_step_at=106.5, new_step_at=108.5)
@@ -66,6 +68,31 @@ def test_only_a_gang_that_did_not_finish_has_lost_something(tmp_path: Path) -> N
     with finished.beating():
         finished.beat(6)
     assert find_lost(store) is None
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"3", b'{"step": 4}', b'{"saves": [1]}', b"\xff"])
+def test_a_mark_that_cannot_be_read_stops_no_training(tmp_path: Path, content: bytes) -> None:
+    store = open_store(str(tmp_path))
+    store.write("recovery/pulse.json", content)
+    assert find_lost(store) is None
+
+
+def test_storage_that_takes_no_mark_keeps_no_gang_from_starting_again(tmp_path: Path, monkeypatch) -> None:
+    starts = []
+
+    def gang(*_, on_failure, **__):
+        starts.append(len(starts))
+        if len(starts) == 1:
+            on_failure()
+            raise ClusterError("rank 1 died")
+        return ["trained"]
+
+    def refuse(*_):
+        raise StoreError("storage is away")
+
+    monkeypatch.setattr("pipeline.training.launch.spawn.spawn", gang)
+    monkeypatch.setattr("pipeline.training.launch.spawn.record_outage", refuse)
+    assert respawn(print, store=open_store(str(tmp_path)), max_restarts=1) == ["trained"]
 
 
 def test_an_outage_of_an_earlier_gang_says_nothing_of_this_one(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def record_outage(store: Store, outage: Outage) -> None:
 
 
 def find_lost(store: Store) -> Lost | None:
-    """What an earlier gang left unfinished here; None where there was none, or it finished."""
+    """What an earlier gang left unfinished here; None where there was none, it finished, or its mark cannot be read."""
     pulse = _read(store, _PULSE, Pulse)
     if pulse is None or pulse.ended:
         return None
@@ -127,13 +127,16 @@ MarkT = TypeVar("MarkT", Pulse, Outage)
 
 
 def _read(store: Store, key: str, kind: type[MarkT]) -> MarkT | None:
-    data = store.read(key)
-    if data is None:
-        return None
-    fields = json.loads(data)
-    if "saves" in fields:
-        fields["saves"] = tuple((step, at) for step, at in fields["saves"])
-    return kind(**fields)
+    # A mark serves metrics only: one that cannot be read leaves them out, and stops no training.
+    with contextlib.suppress(StoreError, ValueError, TypeError, KeyError):
+        data = store.read(key)
+        if data is None:
+            return None
+        fields = json.loads(data)
+        if "saves" in fields:
+            fields["saves"] = tuple((step, at) for step, at in fields["saves"])
+        return kind(**fields)
+    return None
 
 
 @dataclass(kw_only=True)

@@ -31,7 +31,14 @@ from typing import Any, Literal
 import psutil
 
 from pipeline.artifacts.store import Store
-from pipeline.errors import EXIT_CODE_BY_CLASS, ClusterError, FailureClass, PipelineError, PreemptedError
+from pipeline.errors import (
+    EXIT_CODE_BY_CLASS,
+    ClusterError,
+    FailureClass,
+    PipelineError,
+    PreemptedError,
+    StoreError,
+)
 from pipeline.training.failure import RankFailure, as_pipeline_error, first_failure, is_consequence
 from pipeline.training.faults.last_words import set_channel
 from pipeline.training.faults.recovery import Outage, record_outage
@@ -144,7 +151,8 @@ def respawn(
         except PipelineError as error:
             if error.failure_class is not FailureClass.INFRA or not remaining:
                 raise
-            record_outage(store, Outage(noticed_at=noticed_at, torn_down_at=time.time()))
+            with contextlib.suppress(StoreError):  # a mark that is missing only leaves a metric out
+                record_outage(store, Outage(noticed_at=noticed_at, torn_down_at=time.time()))
     raise AssertionError("a loop over at least one start returns or raises")
 
 
