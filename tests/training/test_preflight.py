@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,6 +99,36 @@ def test_a_port_behind_a_firewall_is_told_with_both_ends(meet, monkeypatch):
     assert isinstance(first, ClusterError)
     assert "rank 0 cannot reach rank 1 at 127.0.0.1:" in str(first)
     assert "rank 1 cannot reach rank 0 at 127.0.0.1:" in str(first)
+
+
+def test_many_silent_ranks_take_no_longer_than_the_deadline(monkeypatch):
+    asked = []
+
+    def silent(place):
+        asked.append(place["port"])
+        time.sleep(1.1)
+        raise OSError("timed out")
+
+    monkeypatch.setattr(preflight, "clock_offset", silent)
+    others = {rank: {"address": "10.0.0.1", "port": rank, "host": "far"} for rank in range(200)}
+    start = time.monotonic()
+    offset, problems = preflight._reach(others, until=start + 1.0)
+    assert time.monotonic() - start < 10
+    assert len(asked) == 32
+    assert offset == 0.0
+    assert len(problems) == 200
+    assert problems[3] == "cannot reach rank 3 at 10.0.0.1:3 (far): timed out"
+    assert problems[199].endswith("no time was left to try; others took too long")
+
+
+def test_a_training_that_goes_on_needs_room_for_one_checkpoint(one_rank, tmp_path, monkeypatch):
+    file = SimpleNamespace(size=2**30)
+    found = SimpleNamespace(commits=[SimpleNamespace(files=[file])])
+    monkeypatch.setattr(preflight, "find_resumable", lambda _: found)
+    usage = shutil.disk_usage(tmp_path)
+    for free, told in ((2**30, 0), (2**30 - 1, 1)):
+        monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
+        assert len(preflight.local_problems(one_rank, workspace=str(tmp_path))) == told
 
 
 def test_another_clock_is_measured_and_another_process_is_no_rank():

@@ -15,6 +15,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -39,6 +40,7 @@ MAX_CLOCK_OFFSET_SECONDS = 10.0
 MIN_FREE_BYTES = 2**28
 """Where no checkpoint says how large one is."""
 _CLOCK_ROUNDS = 5
+_ASKED_AT_ONCE = 32
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _TOKEN_BYTES = 16
 
@@ -91,16 +93,9 @@ def met(
         mine = {"address": own_address, "port": port, "token": token, "host": socket.gethostname()}
         store.set(f"place/{worker.rank}", json.dumps(mine))
         places, problems_of_others = _collect(store, "place", worker.world_size, until=until)
-        offset = 0.0
-        for rank, place in places.items():
-            if rank != worker.rank:
-                try:
-                    measured = clock_offset(place)
-                except OSError as error:
-                    there = f"{place['address']}:{place['port']} ({place['host']})"
-                    problems.append(f"cannot reach rank {rank} at {there}: {error}")
-                else:
-                    offset = measured if rank == 0 else offset
+        others = {rank: place for rank, place in places.items() if rank != worker.rank}
+        offset, unreached = _reach(others, until=until - min(CONNECT_SECONDS, timeout_seconds / 2))
+        problems += unreached
         if abs(offset) > MAX_CLOCK_OFFSET_SECONDS:
             problems.append(f"its clock is {-offset:+.1f} s off rank 0's; at most {MAX_CLOCK_OFFSET_SECONDS:g} s")
         store.set(f"found/{worker.rank}", json.dumps({"problems": problems, "offset": offset}))
@@ -114,6 +109,29 @@ def met(
     return replace(worker, store=gang), Preflight(clock_offsets_seconds=offsets, interface=interface)
 
 
+def _reach(others: Mapping[int, Mapping[str, Any]], *, until: float) -> tuple[float, list[str]]:
+    """Rank 0's clock minus this one's, and which ranks cannot be reached; nobody is asked after `until`."""
+
+    def ask(place: Mapping[str, Any]) -> float | OSError:
+        if time.monotonic() > until:
+            return OSError("no time was left to try; others took too long")
+        try:
+            return clock_offset(place)
+        except OSError as error:
+            return error
+
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+        answers = dict(zip(others, pool.map(ask, others.values()), strict=True))
+    there = {rank: f"{place['address']}:{place['port']} ({place['host']})" for rank, place in others.items()}
+    problems = [
+        f"cannot reach rank {rank} at {there[rank]}: {answer}"
+        for rank, answer in answers.items()
+        if isinstance(answer, OSError)
+    ]
+    first = answers.get(0, 0.0)
+    return (first if isinstance(first, float) else 0.0), problems
+
+
 def local_problems(worker: WorkerContext, *, workspace: str) -> list[str]:
     """What this rank lacks by itself."""
     problems = []
@@ -123,8 +141,9 @@ def local_problems(worker: WorkerContext, *, workspace: str) -> list[str]:
         problems.append(f"device: {error.message}")
     store = open_store(workspace)
     if store.is_local:
+        # Room for one more is enough: training ran with it, and what a save that was killed has left may lie there too.
         sizes = [sum(file.size for file in commit.files) for commit in find_resumable(store).commits[:1]]
-        needed = max([2 * size for size in sizes], default=MIN_FREE_BYTES)
+        needed = max(sizes, default=MIN_FREE_BYTES)
         free = shutil.disk_usage(_existing(Path(workspace))).free
         if free < needed:
             problems.append(
