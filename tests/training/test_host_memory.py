@@ -11,6 +11,7 @@ import ctypes, resource
 from pipeline.training.host_memory import keep_freed_memory
 
 library = ctypes.CDLL(None)
+library.prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: pages of 2 MiB would hide what is counted
 library.malloc.restype = ctypes.c_void_p
 library.malloc.argtypes, library.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
 library.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
