@@ -5,10 +5,13 @@ store says of its files (etag, checksum, size, time), so a model that changed is
 not; the oldest copies make room for new ones.
 """
 
+import fcntl
 import os
-import secrets
 import shutil
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 import fsspec
@@ -19,6 +22,10 @@ from pipeline.errors import CheckpointError
 MAX_CACHE_BYTES = 100_000_000_000
 """What all copies together may take; the least recently used go first."""
 _LEFT_FREE_BYTES = 1_000_000_000
+_PARTIAL = ".fetching-"
+"""Before the names of copies that are not complete; they are never removed to make room."""
+_FETCH_SECONDS = 6 * 3600.0
+_LOCK_POLL_SECONDS = 0.2
 
 
 def locate(text: str, *, cache: Path | None = None, max_cache_bytes: int = MAX_CACHE_BYTES) -> Path:
@@ -41,7 +48,9 @@ def locate(text: str, *, cache: Path | None = None, max_cache_bytes: int = MAX_C
     root = _private(cache or Path(tempfile.gettempdir()) / f"pipeline-models-{os.getuid()}")
     kept = root / digest(url).rpartition(":")[2][:32]
     if not kept.is_dir():
-        _fetch(url, to=kept, max_cache_bytes=max_cache_bytes)
+        with _alone(kept.with_suffix(".lock"), url=url):
+            if not kept.is_dir():  # else another process had the lock before; its copy is the same
+                _fetch(url, to=kept, max_cache_bytes=max_cache_bytes)
     os.utime(kept)
     return _inside(kept, url=url)
 
@@ -58,14 +67,38 @@ def _private(directory: Path) -> Path:
     return directory
 
 
+@contextmanager
+def _alone(lock: Path, *, url: str) -> Iterator[None]:
+    """Hold the lock of a copy: processes of a machine that start together fetch a model once.
+
+    Raises:
+        CheckpointError: another process has fetched it for longer than `_FETCH_SECONDS`.
+    """
+    deadline = time.monotonic() + _FETCH_SECONDS
+    with lock.open("wb") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise CheckpointError(
+                        f"{url}: another process has been fetching it for {_FETCH_SECONDS / 3600:g} hours",
+                        hint=f"end the process that holds {lock}",
+                    ) from error
+            time.sleep(_LOCK_POLL_SECONDS)
+        yield
+
+
 def _fetch(url: str, *, to: Path, max_cache_bytes: int) -> None:
     """Copy the files of `url` into the directory `to`, which appears complete or not at all."""
-    partial = to.parent / f".fetching-{secrets.token_hex(8)}"
+    partial = to.parent / f"{_PARTIAL}{to.name}"
     try:
         files, start = fsspec.core.url_to_fs(url)
         sizes = {start: files.size(start)} if files.isfile(start) else files.find(start, detail=True)
         sizes = {path: entry if isinstance(entry, int) else int(entry["size"] or 0) for path, entry in sizes.items()}
         _make_room(to.parent, num_bytes=sum(sizes.values()), max_cache_bytes=max_cache_bytes, url=url)
+        shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
         partial.mkdir()
         for path in sizes:
             relative = PurePosixPath(
@@ -76,8 +109,7 @@ def _fetch(url: str, *, to: Path, max_cache_bytes: int) -> None:
             local = partial / relative
             local.parent.mkdir(parents=True, exist_ok=True)
             files.get_file(path, str(local))
-        if not to.exists():  # else another process was first; its copy is the same
-            partial.rename(to)
+        partial.rename(to)
     except OSError as error:
         raise CheckpointError(f"{url}: cannot be fetched: {error}", hint="try again; nothing was kept") from error
     finally:
@@ -86,7 +118,8 @@ def _fetch(url: str, *, to: Path, max_cache_bytes: int) -> None:
 
 def _make_room(cache: Path, *, num_bytes: int, max_cache_bytes: int, url: str) -> None:
     """Remove the copies that were not used for longest until so many bytes fit."""
-    copies = sorted((path for path in cache.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    complete = (path for path in cache.iterdir() if path.is_dir() and not path.name.startswith(_PARTIAL))
+    copies = sorted(complete, key=lambda path: path.stat().st_mtime)
     taken = {path: sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in copies}
 
     def is_short() -> bool:

@@ -1,6 +1,8 @@
 """A model is where its path says, or a copy of what its URL holds now."""
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import pytest
@@ -60,6 +62,31 @@ def test_oldest_copy_makes_room(url, tmp_path):
     assert not first.exists()
     with pytest.raises(CheckpointError, match=r"do not fit into .*: at most 0\.000 GB are kept"):
         locate(url, cache=cache, max_cache_bytes=10)
+
+
+def test_processes_that_start_together_fetch_a_model_once(url, tmp_path, monkeypatch):
+    fetched = []
+    get_file = type(fsspec.filesystem("memory")).get_file
+
+    def slowly(self, path, *args, **kwargs):
+        fetched.append(path)
+        time.sleep(0.1)
+        return get_file(self, path, *args, **kwargs)
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "get_file", slowly)
+    with ThreadPoolExecutor(3) as pool:  # the lock is one of open files, so threads hold it against each other too
+        found = set(pool.map(lambda _: locate(url, cache=tmp_path / "cache"), range(3)))
+    assert len(found) == 1
+    assert len(fetched) == len(FILES)
+
+
+def test_a_copy_that_is_being_fetched_is_not_removed_to_make_room(url, tmp_path):
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    (cache / ".fetching-other").mkdir()
+    (cache / ".fetching-other" / "part").write_bytes(b"x" * 1000)
+    locate(url, cache=cache, max_cache_bytes=sum(map(len, FILES.values())) + 10)
+    assert (cache / ".fetching-other" / "part").exists()
 
 
 def test_nothing_there_is_named_and_nothing_kept(tmp_path):
