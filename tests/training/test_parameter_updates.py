@@ -21,6 +21,7 @@ from pipeline.training.tasks.model import blocks_of, build_model, model_config
 from pipeline.training.tasks.module_task import module_blocks
 from pipeline.training.updates.groups import hidden_matrices, rules_of
 from pipeline.training.updates.loss_scale import LossScale
+from pipeline.training.updates.mixed_optimizer import MixedOptimizer
 from pipeline.training.updates.muon import WholeMatrixMuon
 from pipeline.training.updates.optimizer import set_learning_rate
 from pipeline.training.updates.refusals import check_updates
@@ -162,6 +163,20 @@ def test_state_on_the_host_changes_no_bit(make_job, one_rank, tmp_path: Path, mo
         assert all(torch.equal(stored[name], held[name]) for name in names)
 
 
+def test_loaded_state_that_is_kept_on_the_host_is_never_brought_to_the_device() -> None:
+    weight = torch.nn.Parameter(torch.empty(3, 2, device="meta"))
+    group = {"params": [weight], "algorithm": "adamw", "weight_decay": 0.0, "learning_rate_ratio": 1.0}
+    adamw = {"lr": 1e-2, "betas": (0.9, 0.99), "fused": False}
+    optimizer = MixedOptimizer([group], adamw=adamw, state_on_host=True)
+    moment = torch.arange(6.0).reshape(3, 2)
+    stored = optimizer.state_dict() | {"state": {0: {"step": torch.tensor(4.0), "exp_avg": moment}}}
+    stored["param_groups"][0]["lr"] = 0.5
+    optimizer.load_state_dict(stored)
+    assert torch.equal(optimizer.state[weight]["exp_avg"], moment)
+    assert {value.device.type for value in optimizer.state[weight].values()} == {"cpu"}
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
 def test_the_average_is_the_formula_and_is_what_the_checkpoint_hands_on(make_job, one_rank, tmp_path: Path) -> None:
     decay = 0.4
     with joined(one_rank):
@@ -201,10 +216,10 @@ def test_the_average_is_the_formula_and_is_what_the_checkpoint_hands_on(make_job
 @pytest.mark.parametrize(
     "fields",
     [
-        {"ema": Ema(decay=0.9), "optimizer": "muon", "freeze": (r"layers\.0\.mlp",)},
+        {"ema": Ema(decay=0.9), "optimizer": "muon", "freeze": (r"layers\.0\.mlp",), "offload": "optimizer"},
         {"precision": "float16", "parameter_groups": (ParameterGroup(match="norm", weight_decay=0.2),)},
     ],
-    ids=["muon-average-frozen", "float16-groups"],
+    ids=["muon-average-frozen-offload", "float16-groups"],
 )
 def test_whatever_is_updated_resumes_bit_for_bit(make_job, one_rank, token_rows: Path, tmp_path: Path, fields) -> None:
     straight, record = train_recorded(one_rank, make_job(workspace=tmp_path / "straight", **fields))

@@ -63,6 +63,23 @@ class MixedOptimizer(torch.optim.Optimizer):
                     member.step()
                     self._move(chunk, to_host=True)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take groups and state of a `state_dict` of the same groups.
+
+        Torch brings all state to the parameters' device, which may have no room for it: state that is kept on the host
+        stays there.
+        """
+        if not self._state_on_host:
+            super().load_state_dict(state_dict)
+            return
+        super().load_state_dict({**state_dict, "state": {}})
+        saved = [key for group in state_dict["param_groups"] for key in group["params"]]
+        own = [parameter for group in self.param_groups for parameter in group["params"]]
+        for key, parameter in zip(saved, own, strict=True):
+            if key in state_dict["state"]:
+                self.state[parameter] = dict(state_dict["state"][key])
+        self._move(own, to_host=True)
+
     def _move(self, parameters: Sequence[torch.Tensor], *, to_host: bool) -> None:
         for parameter in parameters:
             state = self.state.get(parameter, {})
