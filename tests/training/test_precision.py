@@ -9,7 +9,9 @@ from conftest import TINY_MODEL
 from rank_functions import train_recorded
 
 from pipeline.errors import ParameterError
+from pipeline.training.config import Lora
 from pipeline.training.precision import SUPPORT, capability_of, check_precision, mixed_precision
+from pipeline.training.start.adapters import add_adapters
 from pipeline.training.tasks.model import blocks_of, build_model, model_config
 from pipeline.training.updates.float8 import check_float8, float8_layers
 from pipeline.training.worker import WorkerContext
@@ -63,6 +65,9 @@ def test_float8_needs_torchao_and_sizes_of_sixteen(monkeypatch: pytest.MonkeyPat
     blocks = blocks_of(model)
     assert len(float8_layers(model, blocks)) == 14
     assert "lm_head" not in float8_layers(model, blocks)
+    adapted = build_model(model_config(TINY_MODEL), seed=0)
+    add_adapters(adapted, Lora(rank=2, targets=("q_proj", "up_proj")))
+    assert len(float8_layers(adapted, blocks_of(adapted))) == 14
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ParameterError, match="needs torchao") as caught:
         check_float8(model, blocks)

@@ -52,10 +52,12 @@ def check_float8(model: nn.Module, blocks: Iterable[nn.Module]) -> None:
 
 
 def float8_layers(model: nn.Module, blocks: Iterable[nn.Module]) -> dict[str, nn.Linear]:
-    """Linear layers inside blocks, by name; the head stays in bfloat16, as torchtitan leaves it."""
+    """Linear layers inside blocks, by name; the head stays in bfloat16, as torchtitan leaves it, and so do adapters."""
     inside = {id(each) for block in blocks for each in block.modules()}
     return {
-        name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and id(module) in inside
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and id(module) in inside and ".lora_" not in name
     }
 
 
