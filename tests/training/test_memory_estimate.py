@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline.training.config import Ema
 from pipeline.training.parallel.memory_estimate import BlockSize, ModelSize, RankPlan, estimate_memory
 from pipeline.training.session import make_task
 from pipeline.training.tasks.memory_count import count_memory
+from pipeline.training.tasks.memory_sizes import estimate_of
+from pipeline.training.tasks.model import plan_run
 
 BLOCK = BlockSize(parameters=1000, trained=1000, saved_bytes=4000, input_bytes=400, largest_bytes=800)
 REST = BlockSize(parameters=500, trained=500, saved_bytes=100, input_bytes=0, largest_bytes=0)
@@ -47,6 +50,28 @@ def test_the_peak_is_one_moment_and_not_the_sum_of_all_parts() -> None:
     found = estimate_memory(loaded, ALONE).by_kind
     assert found["logits"] == 3_000_000
     assert found.get("gradients", 0) == 0
+
+
+def test_muon_has_one_moment_of_blocks_and_the_rest_has_those_of_adamw(make_job) -> None:
+    def state(**fields) -> int:
+        config = make_job(**fields).config
+        mesh, batch = plan_run(config, sequence_length=16, world_size=1)
+        found = estimate_of(MODEL, config, mesh=mesh, batch=batch, on_gloo=True, keeps_snapshot=False)
+        return found.by_kind["optimizer"]
+
+    assert state() == 8 * 4500
+    assert state(optimizer="muon") == 4 * 4000 + 8 * 500
+    assert state(optimizer="muon", ema=Ema(decay=0.9)) == 8 * 4000 + 12 * 500
+
+
+def test_masked_documents_are_counted_without_ranks(make_job, one_rank) -> None:
+    plain, masked = (make_job(document_masks=is_masked) for is_masked in (False, True))
+    sizes = []
+    for job in (plain, masked):
+        task, _, plan = make_task(job, world_size=1)
+        sizes.append(count_memory(task, job.config, plan, worker=one_rank))
+    assert sizes[1].parameters == sizes[0].parameters
+    assert sizes[1].logits_bytes == sizes[0].logits_bytes
 
 
 def test_a_model_is_counted_as_it_is(make_job, one_rank) -> None:

@@ -80,7 +80,9 @@ class RankPlan:
     computed_bytes: int = FLOAT32_BYTES
     """Of one gathered parameter."""
     optimizer_bytes: int = ADAMW_BYTES
-    """Of one parameter that is trained, moving averages of weights included."""
+    """Of one parameter of a block that is trained, moving averages of weights included."""
+    rest_optimizer_bytes: int = ADAMW_BYTES
+    """Likewise, of what is in no block."""
     on_gloo: bool = True
     keeps_snapshot: bool = False
     """True where checkpoints are written in the background, on the host."""
@@ -133,9 +135,11 @@ def estimate_memory(model: ModelSize, plan: RankPlan) -> MemoryEstimate:
     model, live = _part_of(model, plan), _Live()
     shards = plan.shard
     live.add("parameters", FLOAT32_BYTES * model.parameters / shards)
-    live.add("optimizer", plan.optimizer_bytes * model.trained / shards)
+    in_rest = model.rest.trained
+    state = plan.optimizer_bytes * (model.trained - in_rest) + plan.rest_optimizer_bytes * in_rest
+    live.add("optimizer", state / shards)
     if plan.keeps_snapshot:
-        live.add("snapshot", (FLOAT32_BYTES * model.parameters + plan.optimizer_bytes * model.trained) / shards)
+        live.add("snapshot", (FLOAT32_BYTES * model.parameters + state) / shards)
     if plan.accumulation > 1:
         held = shards if _reduces_each_pass(plan) else 1
         live.add("gradients", FLOAT32_BYTES * model.trained / held)

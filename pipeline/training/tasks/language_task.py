@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from transformers import PretrainedConfig
 
@@ -126,7 +127,7 @@ class LanguageTask:
         if not isinstance(rows, Mapping):
             return loss_sum(model, *to_device(rows[part], worker))
         tokens_BS, places_BS = rows["tokens"][part], rows["places"][part]
-        if not self._is_proved:
+        if not self._is_proved and dist.is_initialized():  # all ranks prove it together; what is counted has none
             length = self._dataset.sequence_length
             prove_documents(
                 model,

@@ -34,7 +34,9 @@ def estimate_of(
         keeps_snapshot: True where checkpoints are written in the background.
     """
     gathered: Any = SUPPORT[config.precision].gathered
+    # Muon's are the matrices of blocks; embedding and head are AdamW's, and the norms of blocks are too few to count.
     optimizer = ADAMW_BYTES if config.optimizer == "adamw" else MUON_BYTES
+    average = FLOAT32_BYTES if config.ema is not None else 0
     estimate = estimate_memory(
         size,
         RankPlan(
@@ -48,7 +50,8 @@ def estimate_of(
             accumulation=batch.accumulation,
             recompute=config.activation_checkpointing,
             computed_bytes=FLOAT32_BYTES if gathered is None else gathered.itemsize,
-            optimizer_bytes=optimizer + (FLOAT32_BYTES if config.ema is not None else 0),
+            optimizer_bytes=optimizer + average,
+            rest_optimizer_bytes=ADAMW_BYTES + average,
             on_gloo=on_gloo,
             keeps_snapshot=keeps_snapshot,
         ),
