@@ -33,9 +33,10 @@ class FaultPolicy:
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
     collective_timeout_seconds: Seconds = 300.0
-    """A rank that waits longer for another one gives up."""
+    """A rank that waits longer for another one gives up; on CPU ranks, see `group_timeout_seconds`."""
     step_timeout_seconds: Seconds = 600.0
-    """A step, a validation or a save may take so long, or five times the median step where that is longer."""
+    """A step, a validation or a save may take so long, or five times the median step where that is longer; a save may
+    take a checkpoint's own timeout too."""
     start_timeout_seconds: Seconds = 900.0
     """From the start of a rank to the end of its first step."""
     agree_every: Annotated[int, Field(ge=1)] = 1
@@ -57,6 +58,16 @@ class FaultPolicy:
     def health_check_timeout_seconds(self) -> float:
         """How long an executor waits for a rank that gives no sign of life."""
         return self.step_timeout_seconds + HEALTH_CHECK_MARGIN_SECONDS
+
+    def group_timeout_seconds(self, device: Literal["cpu", "cuda"]) -> float:
+        """How long a rank waits in a collective.
+
+        NCCL ends the process where it gives up, before the rank that hangs could name itself, so on CUDA it is the last
+        to do so.
+        """
+        if device == "cpu":
+            return self.collective_timeout_seconds
+        return self.start_timeout_seconds + HEALTH_CHECK_MARGIN_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

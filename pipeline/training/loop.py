@@ -30,6 +30,9 @@ from pipeline.training.step import StepOutcome, take_step
 from pipeline.training.tasks.task import Unit
 from pipeline.training.worker import WorkerContext, joined
 
+SAVE_LIMIT = 1.25
+"""A save may go on so many times as long as ranks wait in it for each other: those that wait give up first."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainResult:
@@ -61,7 +64,7 @@ def train(worker: WorkerContext, job: TrainJob, *, reporter: Reporter) -> TrainR
         Interrupted: training was asked to stop.
     """
     faults, preemption, entered_at = job.config.faults, job.config.preemption, time.time()
-    worker = replace(worker, collective_timeout_seconds=faults.collective_timeout_seconds)
+    worker = replace(worker, collective_timeout_seconds=faults.group_timeout_seconds(worker.device))
     watchdog = make_watchdog(worker, faults=faults, preemption=preemption)
     with (
         failpoints.armed(os.environ, rank=worker.rank),
@@ -218,7 +221,8 @@ def _validated(session: Session, reporter: Reporter, *, done: int) -> dict[str, 
 
 def _save(session: Session, state: TrainingState, *, waits: bool) -> CheckpointCommit | None:
     """Begin a checkpoint, and wait for its commit where nothing else is left to do; the newest one."""
-    session.guard.watchdog.waits_for("a checkpoint")
+    longest = SAVE_LIMIT * session.config.checkpoint_timeout_seconds
+    session.guard.watchdog.waits_for("a checkpoint", own_limit=("checkpoint_timeout_seconds", longest))
     check_replicas(session.model, session.mesh)
     failpoints.reach(failpoints.Place.SAVE, step=state.step)
     session.guard.heart.saving(state.step)

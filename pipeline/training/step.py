@@ -41,8 +41,8 @@ def take_step(session: Session, step: int) -> StepOutcome:
     position = step + session.guard.non_finite.data_offset
     with session.speed.waiting():
         rows = session.task.rows(position, plan=session.plan, worker=worker, seed=config.seed)
-    units = count_units(session, rows)
     watchdog.waits_for("forward and backward")
+    units = count_units(session, rows)
     reach(Place.FORWARD, step=step)
     buffers = _buffers(session)
     total = accumulate(session, rows, units=units)

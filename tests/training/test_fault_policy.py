@@ -28,6 +28,12 @@ def test_defaults_are_nested_and_the_same_for_flows_and_jobs() -> None:
     assert Preemption(signals=tuple(given["signals"]), grace_seconds=given["grace_seconds"]) == Preemption()
 
 
+def test_nccl_which_ends_a_process_gives_up_after_everybody_who_can_name_a_rank() -> None:
+    policy = FaultPolicy(collective_timeout_seconds=5, step_timeout_seconds=20, start_timeout_seconds=30)
+    assert policy.group_timeout_seconds("cpu") == 5
+    assert policy.group_timeout_seconds("cuda") > max(policy.start_timeout_seconds, policy.health_check_timeout_seconds)
+
+
 def test_a_job_refuses_deadlines_that_are_not_nested() -> None:
     with pytest.raises(ValueError, match="step_timeout_seconds is 600 and must be below start_timeout_seconds"):
         FaultPolicy(start_timeout_seconds=500.0)

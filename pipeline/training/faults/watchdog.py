@@ -31,7 +31,7 @@ _LONGEST_LOOK_SECONDS = 1.0
 _UNHEARD = 2.0
 """The timer without a lock fires after so many limits."""
 _MEDIAN_OF = 101
-_OWN_WORK = ("data", "the update")
+_OWN_WORK = ("data",)
 """Where a rank waits for nobody else."""
 _STACK_CHARACTERS = 12_000
 _STDERR = 2
@@ -49,20 +49,29 @@ class Watchdog:
     end: Callable[[PipelineError], None] = end_process
     _waits_for: str = "start"
     _detail: Callable[[], str | None] = lambda: None
+    _own_limit: tuple[str, float] = ("", 0.0)
     _step: int = 0
     _progress_at: float = field(default_factory=time.monotonic)
     _is_started: bool = False
     _durations: deque[float] = field(default_factory=lambda: deque(maxlen=_MEDIAN_OF))
 
-    def waits_for(self, what: str, *, step: int | None = None, detail: Callable[[], str | None] = lambda: None) -> None:
+    def waits_for(
+        self,
+        what: str,
+        *,
+        step: int | None = None,
+        detail: Callable[[], str | None] = lambda: None,
+        own_limit: tuple[str, float] = ("", 0.0),
+    ) -> None:
         """Say what comes next: `data`, `forward and backward`, `the other ranks`, `a checkpoint`, ...
 
         Args:
             what: in words.
             step: from 0, where a new one begins.
             detail: asked only where there is no progress: which part of it, in words.
+            own_limit: name and seconds of a deadline of its own, which this may take where it is the longer one.
         """
-        self._waits_for, self._detail = what, detail
+        self._waits_for, self._detail, self._own_limit = what, detail, own_limit
         if step is not None:
             self._step = step
 
@@ -80,6 +89,10 @@ class Watchdog:
     @property
     def limit_seconds(self) -> float:
         """How long there may be no progress now."""
+        return max(self._step_limit_seconds, self._own_limit[1])
+
+    @property
+    def _step_limit_seconds(self) -> float:
         if not self._is_started:
             return max(self.start_timeout_seconds, self.step_timeout_seconds)
         slow = SLOW_STEPS * statistics.median(self._durations) if self._durations else 0.0
@@ -114,11 +127,12 @@ class Watchdog:
         idle, limit = time.monotonic() - self._progress_at, self.limit_seconds
         if idle <= limit:
             return None
-        name = "step_timeout_seconds" if self._is_started else "start_timeout_seconds"
+        name = "faults.step_timeout_seconds" if self._is_started else "faults.start_timeout_seconds"
+        name = self._own_limit[0] if limit > self._step_limit_seconds else name
         kind = StalledError if self._waits_for in _OWN_WORK else WaitingError
         return kind(
             f"{where}: no progress for {idle:.1f} s (limit {limit:g} s)\n{_stacks()}",
-            hint=f"if this is no fault but slow work, raise `faults.{name}`",
+            hint=f"if this is no fault but slow work, raise `{name}`",
         )
 
     def _watch(self, over: threading.Event) -> None:
