@@ -50,7 +50,8 @@ def _print(found: Mapping[str, Any], *, stage: str) -> None:
     unit = "tokens" if "tokens_a_step" in found else "examples"
     console.print(
         f"stage {escape(stage)}: {number(found['parameters'])} parameters, {number(found['trained'])} of them trained; "
-        f"{number(found[f'{unit}_a_step'])} {unit} a step over {found['workers']} ranks in {found['passes']} passes"
+        f"{number(found[f'{unit}_a_step'])} {unit} a step over {found['workers']} ranks in {found['passes']} passes; "
+        f"computed for {'CPU' if found['device'] == 'cpu' else 'GPU'} ranks"
     )
     table = make_table()
     table.add_column("at the peak of a rank")

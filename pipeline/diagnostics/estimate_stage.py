@@ -16,6 +16,7 @@ from pipeline.stages.parameters import TrainFsdpParameters
 from pipeline.stages.protocol import Resources
 from pipeline.stages.starting_point import starting_point
 from pipeline.stages.train_fsdp import config_of
+from pipeline.training.device import num_cuda_devices
 from pipeline.training.parallel.memory_estimate import LIBRARIES_BYTES
 from pipeline.training.session import TrainJob, make_task
 from pipeline.training.tasks.memory_count import count_memory
@@ -47,7 +48,7 @@ def estimate_stage(
     opened = open_dataset(inputs["dataset"][0])
     start = starting_point(parameters, committed=inputs.get("initial"), project_root=project_root)
     config = config_of(parameters, opened, project_root=project_root, start=start)
-    workers, on_gpu = resources.workers, bool(resources.gpus)
+    workers, on_gpu = resources.workers, _is_on_gpu(parameters, resources)
     opener = opener_of(inputs["dataset"][0], config)
     job = TrainJob(config=config, workspace="", open_dataset=opener, project_root=str(project_root))
     task, mesh, batch = make_task(job, world_size=workers)
@@ -62,6 +63,7 @@ def estimate_stage(
     peak = sum(by_kind.values())
     return {
         "workers": workers,
+        "device": "cuda" if on_gpu else "cpu",
         "tokens_a_step" if not isinstance(opened, ArrayDataset) else "examples_a_step": batch.units_per_step,
         "passes": batch.accumulation,
         "parameters": size.parameters,
@@ -71,3 +73,12 @@ def estimate_stage(
         "available_bytes": available_bytes,
         "ok": available_bytes is None or peak <= available_bytes,
     }
+
+
+def _is_on_gpu(parameters: TrainFsdpParameters, resources: Resources) -> bool:
+    """True for ranks with a GPU each; where the flow leaves it open, by the devices of this machine."""
+    if parameters.device == "cpu":
+        return False
+    if resources.gpus is None:
+        return parameters.device == "cuda" or num_cuda_devices() > 0
+    return resources.gpus > 0

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.training.config import Ema
+from pipeline.training.config import Ema, Lora
 from pipeline.training.parallel.memory_estimate import BlockSize, ModelSize, RankPlan, estimate_memory
 from pipeline.training.session import make_task
 from pipeline.training.tasks.memory_count import count_memory
@@ -90,3 +90,13 @@ def test_a_model_is_counted_as_it_is(make_job, one_rank) -> None:
     doubled = make_job(micro_batch_sequences=4)
     twice = count_memory(task, doubled.config, replace(plan, rows_per_micro_batch=4), worker=one_rank)
     assert twice.blocks[0].saved_bytes == 2 * size.blocks[0].saved_bytes
+
+
+def test_adapters_are_all_that_is_trained_and_kept(make_job, one_rank) -> None:
+    plain, adapted = make_job(), make_job(lora=Lora(rank=4))
+    task, _, plan = make_task(plain, world_size=1)
+    whole = count_memory(task, plain.config, plan, worker=one_rank)
+    size = count_memory(task, adapted.config, plan, worker=one_rank)
+    assert 0 < size.trained == size.parameters - whole.parameters < whole.parameters / 2
+    kept = replace(ALONE, keeps_snapshot=True, keeps_trained_only=True)
+    assert estimate_memory(size, kept).by_kind["snapshot"] == 12 * size.trained

@@ -86,6 +86,8 @@ class RankPlan:
     on_gloo: bool = True
     keeps_snapshot: bool = False
     """True where checkpoints are written in the background, on the host."""
+    keeps_trained_only: bool = False
+    """True where a checkpoint has the parameters that are trained, and no others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +141,8 @@ def estimate_memory(model: ModelSize, plan: RankPlan) -> MemoryEstimate:
     state = plan.optimizer_bytes * (model.trained - in_rest) + plan.rest_optimizer_bytes * in_rest
     live.add("optimizer", state / shards)
     if plan.keeps_snapshot:
-        live.add("snapshot", (FLOAT32_BYTES * model.parameters + state) / shards)
+        kept = model.trained if plan.keeps_trained_only else model.parameters
+        live.add("snapshot", (FLOAT32_BYTES * kept + state) / shards)
     if plan.accumulation > 1:
         held = shards if _reduces_each_pass(plan) else 1
         live.add("gradients", FLOAT32_BYTES * model.trained / held)

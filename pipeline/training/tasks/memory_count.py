@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from pipeline.training.config import BatchPlan, TrainConfig
 from pipeline.training.parallel.memory_estimate import BlockSize, ModelSize
+from pipeline.training.tasks.starting import adapt
 from pipeline.training.tasks.task import Task
 from pipeline.training.updates.groups import freeze
 from pipeline.training.worker import WorkerContext
@@ -32,14 +33,20 @@ def count_memory(task: Task, config: TrainConfig, plan: BatchPlan, *, worker: Wo
 
     Args:
         task: model and rows; the rows of step 0 are read.
-        config: which parameters are frozen.
+        config: which parameters are frozen, and which adapters there are.
         plan: rows of a micro-batch.
         worker: the rank whose rows are read.
     """
     rows = task.rows(0, plan=plan, worker=worker, seed=config.seed)
+    adapted = None if config.lora is None else task.build_empty(seed=config.seed)
+    if adapted is not None and config.lora is not None:
+        adapt(adapted, config.lora)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = task.build(seed=config.seed).train()
-        freeze(model, config.freeze)
+        if adapted is None:
+            model = task.build(seed=config.seed).train()
+            freeze(model, config.freeze)
+        else:
+            model = _faked(adapted).train()
         blocks = task.blocks(model)
         saved, inputs = _Saved(model), [0] * len(blocks)
         with saved_tensors_hooks(saved.note, _as_it_is), _watched(blocks, saved, inputs):
@@ -59,6 +66,17 @@ def count_memory(task: Task, config: TrainConfig, plan: BatchPlan, *, worker: Wo
         ),
         logits_bytes=logits,
     )
+
+
+def _faked(model: nn.Module) -> nn.Module:
+    """The model with fake parameters in the place of its own; peft cannot move fake ones."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, one in module.named_parameters(recurse=False, remove_duplicate=False):
+            if one not in made:
+                made[one] = nn.Parameter(torch.empty(one.shape, dtype=one.dtype), requires_grad=one.requires_grad)
+            setattr(module, name, made[one])
+    return model
 
 
 class _Saved:

@@ -54,6 +54,7 @@ def estimate_of(
             rest_optimizer_bytes=ADAMW_BYTES + average,
             on_gloo=on_gloo,
             keeps_snapshot=keeps_snapshot,
+            keeps_trained_only=config.lora is not None,
         ),
     )
     if on_gloo:

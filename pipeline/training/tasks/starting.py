@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import ParameterError
-from pipeline.training.config import TrainConfig
+from pipeline.training.config import Lora, TrainConfig
 from pipeline.training.start.weights import Shape, StartingWeights, check_weights, fill, give_memory
 from pipeline.training.tasks.empty_model import build_empty
 from pipeline.training.tasks.model import model_config
@@ -36,8 +36,17 @@ def start_model(task: Task, config: TrainConfig, *, weights: StartingWeights | N
     model = task.build_empty(seed=config.seed)
     check_weights(model, weights)
     if config.lora is not None:
-        _adapters().add_adapters(model, config.lora)
+        adapt(model, config.lora)
     return model
+
+
+def adapt(model: nn.Module, lora: Lora) -> None:
+    """Put adapters beside the targets, in place, and freeze everything else.
+
+    Raises:
+        ParameterError: a target is the end of no linear layer's name.
+    """
+    _adapters().add_adapters(model, lora)
 
 
 def fill_model(
