@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pipeline.artifacts.store import open_store
-from pipeline.errors import CheckpointError, Interrupted, PreemptedError, StageError
+from pipeline.errors import CheckpointError, Interrupted, PreemptedError, StageError, StoreError
 from pipeline.training.checkpoints.checkpoint import Resumed, TrainingState
 from pipeline.training.checkpoints.commit import CheckpointCommit
 from pipeline.training.failure import is_out_of_memory
@@ -180,7 +180,8 @@ def _observe(
     last = done == config.steps
     by_steps = config.checkpoint_interval_seconds is None and done % config.checkpoint_every_steps == 0
     # A commit among steps that were not finite is no good one to go back to.
-    saves = last or (by_steps and outcome.is_finite) or bool(word)
+    is_asked = by_steps or Flag.SAVE in word
+    saves = last or (is_asked and outcome.is_finite) or bool(word & ENDING)
     validates = last or done % config.validate_every_steps == 0
     if not (saves or validates or done == 1 or done % config.log_every_steps == 0):
         return state, None
@@ -195,7 +196,8 @@ def _observe(
         except AskedToEndError as asked:
             word, saves = word | asked.word, True
     commit = _save(session, state, waits=last or bool(word & ENDING)) if saves else None
-    answered(word & Flag.SAVE)
+    if saves:
+        answered(word & Flag.SAVE)
     if word & ENDING and not (last and not guard.validation_due):
         raise _ending(session, word, commit=commit, done=done)
     return state, commit
@@ -246,10 +248,12 @@ def _after_bad_step(session: Session, reporter: Reporter, outcome: StepOutcome, 
         reporter.note(f"{found}; skipped ({where}), {counts.in_a_row} in a row of {counts.policy.skip} allowed")
         reporter.metrics({"skipped_steps": float(counts.skipped)}, step=step + 1)
         return None
+    good = step - counts.in_a_row + 1
     if counts.policy.then == "rollback":
         before = replace(counts)
         session.guard.watchdog.waits_for("a checkpoint to go back to")
-        with contextlib.suppress(CheckpointError):  # that a save failed is no reason not to go back to one before it
+        # That a save failed is no reason not to go back to one before it.
+        with contextlib.suppress(CheckpointError, StoreError):
             session.checkpointer.drain()
         resumed = session.checkpointer.resume(reporter, identity=config.identity())
         if resumed is not None and counts.roll_back(before, to=resumed.state.step, step=step):
@@ -258,7 +262,7 @@ def _after_bad_step(session: Session, reporter: Reporter, outcome: StepOutcome, 
             return resumed
         found += "; going back to the last commit did not help, or there is none"
     raise StageError(
-        f"{found}; parameters are those of step {step - counts.in_a_row + 1} ({where})",
+        f"{found}; parameters are those of step {good} ({where})",
         hint="lower `learning_rate`, raise `warmup_steps`, look for damaged rows in the data, or let "
         "`faults: {non_finite: {skip: 3, then: rollback}}` leave them out",
     )
@@ -285,8 +289,9 @@ def _enough_memory(session: Session, job: TrainJob) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        rows, per_rank = session.plan.rows_per_micro_batch, session.plan.rows_per_rank
-        smaller = max((size for size in range(1, rows) if per_rank % size == 0 and size <= rows // 2), default=0)
+        rows = session.plan.rows_per_micro_batch
+        # What divides a micro-batch divides the rows of a rank too, also where the next start has fewer ranks.
+        smaller = max((size for size in range(1, rows) if rows % size == 0), default=0)
         goes_on = job.config.faults.out_of_memory == "smaller_micro_batch" and smaller > 0
         if goes_on:
             asked_rows = job.config.micro_batch_sequences

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from pipeline.artifacts.store import Store, open_store
 from pipeline.errors import ParameterError
 from pipeline.training.checkpoints.checkpoint import Checkpointer, has_commits, start_generation
+from pipeline.training.checkpoints.consensus import Consensus
 from pipeline.training.checkpoints.interval import save_interval
 from pipeline.training.checkpoints.rng import seed_rank
 from pipeline.training.config import BatchPlan, TrainConfig
@@ -121,7 +122,7 @@ def open_session(worker: WorkerContext, job: TrainJob, *, watchdog: Watchdog | N
         ClusterError: reductions of this backend are wrong.
     """
     store = open_store(job.workspace)
-    job = _within_memory(job, store)
+    job = _within_memory(job, store, worker)
     config = job.config
     check_precision(config.precision, device=worker.device, capability=capability_of(worker.torch_device))
     check_schedule(config)
@@ -201,8 +202,8 @@ def _speedometer(
     )
 
 
-def _within_memory(job: TrainJob, store: Store) -> TrainJob:
-    """The job with the micro-batches that an earlier start came down to, where it ran out of memory.
+def _within_memory(job: TrainJob, store: Store, worker: WorkerContext) -> TrainJob:
+    """The job with the micro-batches that an earlier start came down to, where it ran out of memory; as rank 0 reads.
 
     Raises:
         ParameterError: micro-batches may shrink, and the model is one whose result depends on them.
@@ -216,7 +217,8 @@ def _within_memory(job: TrainJob, store: Store) -> TrainJob:
             f"{config.model!r} may normalize by the rows of one pass",
             hint="set `out_of_memory: stop`, and `micro_batch_sequences` to what fits",
         )
-    rows = noted_rows(store, asked_rows=config.micro_batch_sequences)
+    asked_rows = config.micro_batch_sequences
+    rows = Consensus(worker=worker).from_first(lambda: noted_rows(store, asked_rows=asked_rows))
     return replace(job, config=replace(config, micro_batch_sequences=rows))
 
 

@@ -5,6 +5,7 @@ import math
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,9 @@ from pipeline.training.checkpoints.commit import find_resumable
 from pipeline.training.config import TrainConfig
 from pipeline.training.fault_policy import FaultPolicy, NonFinitePolicy
 from pipeline.training.faults.failpoints import VARIABLE, FailpointError
+from pipeline.training.faults.out_of_memory import noted_rows
 from pipeline.training.faults.requests import Flag, ask
-from pipeline.training.loop import train
+from pipeline.training.loop import _enough_memory, train
 from pipeline.training.observation import validate
 from pipeline.training.session import TrainJob
 from pipeline.training.tasks.watched_rows import WatchedRows, read_rows
@@ -129,6 +131,22 @@ def test_a_skipped_step_changes_nothing_and_schedule_and_data_go_on(make_job, on
     assert commits(tmp_path / "good") == [6, 3]
 
 
+def test_a_checkpoint_that_the_clock_asks_for_waits_for_a_good_step(make_job, one_rank, fail_at, tmp_path) -> None:
+    fail_at("gradients@step=2:nan")
+    job = make_job(faults=non_finite(skip=1), steps=4, checkpoint_interval_seconds=1e-6, checkpoint_async=False)
+    train_recorded(one_rank, job)
+    assert commits(tmp_path / "workspace")[:2] == [4, 2]
+
+
+def test_a_smaller_micro_batch_divides_the_one_before(make_job, one_rank, tmp_path) -> None:
+    session = SimpleNamespace(plan=SimpleNamespace(rows_per_micro_batch=9), worker=one_rank, state_bytes=0)
+    job = make_job(micro_batch_sequences=9, faults=FaultPolicy(out_of_memory="smaller_micro_batch"))
+    with pytest.raises(ClusterError) as caught, _enough_memory(session, job):
+        raise MemoryError
+    assert "micro-batches of 3 rows" in caught.value.hint
+    assert noted_rows(open_store(job.workspace), asked_rows=9) == 3
+
+
 def test_too_many_skips_in_a_row_stop_training(make_job, one_rank, fail_at) -> None:
     fail_at("gradients@step=3:nan; gradients@step=4:nan; gradients@step=5:nan")
     with pytest.raises(StageError, match=r"step 6 of 6.*parameters are those of step 3"):
@@ -144,6 +162,7 @@ def test_after_a_rollback_the_rows_since_the_commit_are_left_out(make_job, one_r
     with pytest.raises(StageError, match="going back to the last commit did not help") as caught:
         train(one_rank, job, reporter=recorder)
     assert "step 5 of 6: the gradient norm is nan" in caught.value.message
+    assert "parameters are those of step 4 (" in caught.value.message
     assert any("back to step 3, and on with the rows after these" in note for note in recorder.notes)
     assert recorder.series("rollbacks") == {5: 1.0}
     assert sorted(read_rows(log)) == [0, 1, 2, 3, 4, 5, 6]
