@@ -204,8 +204,8 @@ def test_the_traced_forward_is_measured_against_the_familys(tmp_path: Path) -> N
 
 
 def test_options_of_another_bench_are_refused() -> None:
-    with pytest.raises(UsageError, match="--only, --jobs"):
-        bench(name="train", rounds=1, only="x", jobs=2, store=None, as_json=True, no_tracking=True)
+    with pytest.raises(UsageError, match="bench train has no --jobs, --update-docs"):
+        bench(name="train", rounds=1, jobs=2, update_docs=True, store=None, as_json=True, no_tracking=True)
 
 
 def test_a_failing_share_is_below_the_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
