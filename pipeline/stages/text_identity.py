@@ -17,6 +17,7 @@ from pipeline.stages.checkpoint_identity import local_place
 from pipeline.stages.parameters import DataTextParameters
 
 _READ = ("tokenizer.json", "tokenizer_config.json", "config.json", "special_tokens_map.json", "chat_template.jinja")
+_TEMPLATES = "additional_chat_templates"
 
 
 def digests(parameters: DataTextParameters, project_root: Path) -> Mapping[str, str]:
@@ -45,7 +46,8 @@ def _tokenizer_digest(place: str, project_root: Path) -> str:
             f"tokenizer {place!r}: {directory / first} cannot be read ({error.strerror})",
             hint=f"name a tokenizer.json, or a directory that holds one; relative paths start from {project_root}",
         ) from error
-    for name in _READ[1:]:
+    templates = sorted(path.name for path in (directory / _TEMPLATES).glob("*.jinja"))
+    for name in (*_READ[1:], *(f"{_TEMPLATES}/{name}" for name in templates)):
         if (directory / name).is_file():
             hasher.update(f"{name}\0{sha256_of(directory / name)}\0".encode())
     return f"sha256:{hasher.hexdigest()}"

@@ -82,6 +82,12 @@ def test_a_tokenizer_of_a_model_is_taken_and_identified_by_what_is_read_of_it(
     assert text_identity.digests(given, tmp_path) == before
     (model / "config.json").write_text('{"eos_token_id": 1}')
     assert text_identity.digests(given, tmp_path) != before
+    before = text_identity.digests(given, tmp_path)
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates/rag.jinja").write_text("{{ messages }}")
+    assert text_identity.digests(given, tmp_path) != before
+    (model / "additional_chat_templates/rag.jinja").unlink()
+    assert text_identity.digests(given, tmp_path) == before
     by_reference = DataTextParameters(source="texts", sequence_length=8, tokenizer="${stages.base.outputs.checkpoint}")
     context = replace(stage_context(by_reference, {"tokenizer": model}), output_root=tmp_path / "second")
     result = run(context)
