@@ -11,7 +11,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,7 @@ class MixtureOrder:
 
     def sources(self, positions: _Ints) -> _Ints:
         """Dataset of each position, int64 [N]."""
-        return self._pattern[(positions + self._phase) % self._period]
+        return _pattern(self.parts)[(positions + self._phase) % self._period]
 
     def own_positions(self, positions: _Ints, *, source: int) -> _Ints:
         """How many positions before each belong to `source`, int64 [N]: its place in that dataset's own order."""
@@ -73,29 +73,31 @@ class MixtureOrder:
     def _phase(self) -> int:
         return self.seed * 7919 % self._period
 
-    @cached_property
-    def _pattern(self) -> _Ints:
-        """Dataset of each position of a period, int64 [P].
-
-        The j-th row of a dataset with share w has its place from floor((j - 1) / w) to before ceil(j / w); taking what
-        is due first meets every one of them, so counts stay within one of their share (Baruah, Cohen, Plaxton, Varvel,
-        "Proportionate Progress", 1996; on one machine the earliest deadline is enough).
-        """
-        period = self._period
-        waiting = [(0, source, 1) for source in range(len(self.parts))]
-        due: list[tuple[int, int, int]] = []
-        pattern = np.empty(period, dtype=np.int64)
-        for place in range(period):
-            while waiting and waiting[0][0] <= place:
-                _, source, row = heapq.heappop(waiting)
-                heapq.heappush(due, (-(-row * period // self.parts[source]), source, row))
-            _, source, row = heapq.heappop(due)
-            pattern[place] = source
-            if row < self.parts[source]:
-                heapq.heappush(waiting, (row * period // self.parts[source], source, row + 1))
-        return pattern
-
     def _before(self, source: int) -> _Ints:
         """Positions of `source` before each place of a period, int64 [P]."""
-        mine = self._pattern == source
+        mine = _pattern(self.parts) == source
         return np.cumsum(mine) - mine
+
+
+@lru_cache(maxsize=8)
+def _pattern(parts: tuple[int, ...]) -> _Ints:
+    """Dataset of each position of a period, int64 [P].
+
+    The j-th row of a dataset with share w has its place from floor((j - 1) / w) to before ceil(j / w); taking what
+    is due first meets every one of them, so counts stay within one of their share (Baruah, Cohen, Plaxton, Varvel,
+    "Proportionate Progress", 1996; on one machine the earliest deadline is enough).
+    """
+    period = sum(parts)
+    waiting = [(0, source, 1) for source in range(len(parts))]
+    due: list[tuple[int, int, int]] = []
+    pattern = np.empty(period, dtype=np.int64)
+    for place in range(period):
+        while waiting and waiting[0][0] <= place:
+            _, source, row = heapq.heappop(waiting)
+            heapq.heappush(due, (-(-row * period // parts[source]), source, row))
+        _, source, row = heapq.heappop(due)
+        pattern[place] = source
+        if row < parts[source]:
+            heapq.heappush(waiting, (row * period // parts[source], source, row + 1))
+    pattern.flags.writeable = False  # it is shared
+    return pattern
