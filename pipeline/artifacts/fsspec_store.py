@@ -7,7 +7,9 @@ get lost and a driver may promise too much. Listing caches are off, for another 
 
 import contextlib
 import errno
+import fcntl
 import hashlib
+import os
 import secrets
 import shutil
 import tempfile
@@ -47,7 +49,7 @@ class FsspecStore:
         protocol = self._files.protocol
         self._protocols = {protocol} if isinstance(protocol, str) else set(protocol)
         name = hashlib.sha256(self._url.encode()).hexdigest()[:16]
-        self._cache = Path(tempfile.gettempdir()) / f"pipeline-store-{name}"
+        self._cache = Path(tempfile.gettempdir()) / f"pipeline-store-{os.getuid()}-{name}"
 
     @property
     def url(self) -> str:
@@ -157,10 +159,26 @@ class FsspecStore:
                     self._files.put_file(str(path), self._path(target))
 
     def local_path(self, key: str, *, names: Sequence[str] | None = None) -> Path:
-        """See `Store.local_path`; the cache directory appears whole or not at all."""
+        """See `Store.local_path`; one process of this host downloads it, and the others wait."""
         target = self._cache / key
-        if target.exists():
-            return target
+        if not target.exists():
+            with self._alone(key):
+                if not target.exists():
+                    self._fill(target, key, names)
+        return target
+
+    @contextlib.contextmanager
+    def _alone(self, key: str) -> Iterator[None]:
+        """Hold the right to download `key`, which a process that dies gives up."""
+        locks = self._cache / ".locks"
+        self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        locks.mkdir(exist_ok=True)
+        with (locks / hashlib.sha256(key.encode()).hexdigest()).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _fill(self, target: Path, key: str, names: Sequence[str] | None) -> None:
+        """Download; the directory appears whole or not at all."""
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.parent / f".downloading-{secrets.token_hex(8)}"
         partial.mkdir()
@@ -168,11 +186,9 @@ class FsspecStore:
             with self._explained("download", key):
                 for name in self._names(key) if names is None else names:
                     self._download(f"{key}/{name}", partial / name)
-            with contextlib.suppress(OSError):  # another process was first; its copy is the same
-                partial.rename(target)
+            partial.rename(target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-        return target
 
     def _names(self, key: str) -> Sequence[str]:
         prefix = self._path(key).rstrip("/") + "/"

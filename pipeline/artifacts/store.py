@@ -84,7 +84,7 @@ class Store(Protocol):
         ...
 
     def forget_local(self, key: str) -> None:
-        """Drop a downloaded copy that was found to be wrong; a local store has none."""
+        """Drop a downloaded copy that is wrong, or no longer of use; a local store has none."""
         ...
 
     def workspace(self, key: str) -> str:

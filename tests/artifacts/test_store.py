@@ -1,10 +1,15 @@
 """Both stores keep the same promises."""
 
 import secrets
+import tempfile
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from pipeline.artifacts.store import Store, open_store
 from pipeline.errors import StoreError
@@ -93,3 +98,22 @@ def test_a_store_that_cannot_be_written_says_where_and_what_to_do(tmp_path: Path
 def test_an_unknown_protocol_is_an_error_that_names_the_url() -> None:
     with pytest.raises(StoreError, match="nosuchprotocol://x"):
         open_store("nosuchprotocol://x")
+
+
+def test_one_of_many_downloads_and_the_others_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    url = f"memory://{secrets.token_hex(6)}"
+    open_store(url).write("step/shard", b"bytes")
+    downloads: list[str] = []
+    get_file = MemoryFileSystem.get_file
+
+    def counted(*given: Any, **options: Any) -> Any:
+        downloads.append(given[1])
+        time.sleep(0.1)
+        return get_file(*given, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", counted)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: open_store(url).local_path("step") / "shard", range(4)))
+    assert [path.read_bytes() for path in found] == [b"bytes"] * 4
+    assert len(downloads) == 1
