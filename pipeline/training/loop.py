@@ -134,7 +134,7 @@ def _run(session: Session, reporter: Reporter) -> TrainResult:
     config, guard = session.config, session.guard
     guard.watchdog.waits_for("a checkpoint to resume from")
     failpoints.reach(failpoints.Place.LOAD)
-    resumed = session.checkpointer.resume(reporter, identity=config.identity())
+    resumed = session.checkpointer.resume(reporter, identity=session.identity)
     commit = None
     check_replicas(session.model, session.mesh)
     if resumed is None:
@@ -255,7 +255,7 @@ def _after_bad_step(session: Session, reporter: Reporter, outcome: StepOutcome, 
         # That a save failed is no reason not to go back to one before it.
         with contextlib.suppress(CheckpointError, StoreError):
             session.checkpointer.drain()
-        resumed = session.checkpointer.resume(reporter, identity=config.identity())
+        resumed = session.checkpointer.resume(reporter, identity=session.identity)
         if resumed is not None and counts.roll_back(before, to=resumed.state.step, step=step):
             reporter.note(f"{found} ({where}); back to step {resumed.state.step}, and on with the rows after these")
             reporter.metrics({"rollbacks": float(counts.rollbacks)}, step=step + 1)

@@ -110,5 +110,5 @@ def make_state(
         initial_validation_loss=initial,
         validation=dict(validation),
         train_loss=train_loss,
-        identity=session.config.identity(),
+        identity=session.identity,
     )

@@ -90,6 +90,11 @@ class Session:
     num_parameters: int
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must have been written with to be gone on from: the config's, and the dataset's digest."""
+        return {**self.config.identity(), "dataset": self.task.data_digest}
+
+    @property
     def mesh_plan(self) -> MeshPlan:
         """Sizes of the mesh's axes."""
         return self.mesh.plan
@@ -132,8 +137,7 @@ def open_session(worker: WorkerContext, job: TrainJob, *, watchdog: Watchdog | N
     worker = replace(worker, dealt=mesh.share)
     weights = None if job.open_initial is None else job.open_initial()
     model, count, matrices = _sharded_model(task, config, worker=worker, mesh=mesh, weights=weights)
-    device = torch.device("cpu") if config.offload == "all" else worker.torch_device
-    fill_model(model, config, weights=weights, device=device, resumes=has_commits(store, worker))
+    resumes = _filled_later(model, config, weights=weights, store=store, worker=worker)
     model.train()
     seed_rank(worker, seed=config.seed, step=0)
     optimizer = build_optimizer(model, config, matrices=matrices)
@@ -160,6 +164,7 @@ def open_session(worker: WorkerContext, job: TrainJob, *, watchdog: Watchdog | N
             optimizer=optimizer,
             generation=guard.heart.generation,
             companions=task.companions,
+            must_resume=resumes,
             extras={name: extra for name, extra in extras.items() if extra is not None},
             **_saving(config, num_devices=worker.world_size),
         ),
@@ -168,6 +173,16 @@ def open_session(worker: WorkerContext, job: TrainJob, *, watchdog: Watchdog | N
         units=units,
         num_parameters=count,
     )
+
+
+def _filled_later(
+    model: nn.Module, config: TrainConfig, *, weights: StartingWeights | None, store: Store, worker: WorkerContext
+) -> bool:
+    """Give the model its values, unless a checkpoint will; True where one will."""
+    device = torch.device("cpu") if config.offload == "all" else worker.torch_device
+    resumes = has_commits(store, worker)
+    fill_model(model, config, weights=weights, device=device, resumes=resumes)
+    return resumes
 
 
 def _guard(worker: WorkerContext, config: TrainConfig, *, store: Store, watchdog: Watchdog | None) -> Guard:

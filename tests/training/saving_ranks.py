@@ -83,7 +83,7 @@ def save_while_training(worker: WorkerContext, job: TrainJob) -> Found:
         except CheckpointError as caught:
             error = caught.message
         saver.report(reporter)
-        resumed = saver.resume(reporter, identity=job.config.identity())
+        resumed = saver.resume(reporter, identity=session.identity)
         assert resumed is not None
         again = draw()
         seed_rank(worker, seed=0, step=5)

@@ -36,10 +36,10 @@ def test_extras_come_back_as_they_were(make_job, one_rank, tmp_path: Path) -> No
         assert commit is not None
         found = Counter(0.0, 0)
         checkpointer = replace(session.checkpointer, extras={"counter": found})
-        resumed = checkpointer.resume(reporter, identity=job.config.identity())
+        resumed = checkpointer.resume(reporter, identity=session.identity)
         assert resumed is not None
         assert (found.average.tolist(), found.skips) == ([0.25] * 3, 7)
         missing = replace(session.checkpointer, extras={"other": found})
         with pytest.raises(CheckpointError, match=r"extras\.other"):
-            missing.resume(reporter, identity=job.config.identity())
+            missing.resume(reporter, identity=session.identity)
     assert stored_tensors(tmp_path / "workspace", commit)["extras/counter/skips"] == 7

@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -181,12 +182,39 @@ def test_a_schedule_is_not_continued_with_another_horizon(make_job, one_rank, to
         train(one_rank, make_job(steps=9), reporter=Recorder())
 
 
+class OtherRows(StoppingRows):
+    """As if the files had changed."""
+
+    digest = "ab" * 32
+
+
+def test_training_does_not_go_on_with_another_dataset(make_job, one_rank, token_rows: Path) -> None:
+    interrupt(make_job, one_rank, token_rows)
+    other = functools.partial(OtherRows, token_rows, stop_at=99)
+    with pytest.raises(
+        CheckpointError, match=r"written by a run with other parameters: dataset: '\w+' then, '(ab){32}'"
+    ):
+        train(one_rank, make_job(open_dataset=other), reporter=Recorder())
+
+
+def test_checkpoints_that_vanish_while_training_is_set_up_are_no_start_from_nothing(
+    make_job, one_rank, token_rows: Path, tmp_path: Path
+) -> None:
+    interrupt(make_job, one_rank, token_rows)
+    with joined(one_rank):
+        session = open_session(one_rank, make_job())
+        shutil.rmtree(tmp_path / "workspace" / "checkpoints")
+        with pytest.raises(CheckpointError, match="that were there when training was set up are gone"):
+            session.checkpointer.resume(Recorder(), identity=session.identity)
+
+
 def test_checkpoints_live_on_remote_stores_too(make_job, one_rank, token_rows: Path, tmp_path: Path) -> None:
     workspace = f"memory://loop-test-{tmp_path.name}"
     interrupt(make_job, one_rank, token_rows, workspace=workspace)
     result, _ = train_recorded(one_rank, make_job(workspace=workspace))
     straight, _ = train_recorded(one_rank, make_job(workspace=tmp_path / "straight"))
     assert result.resumed_from_step == 3
+    assert not list(open_store(workspace)._cache.glob("checkpoints/*/*"))  # a copy takes space until it is loaded
     assert result.state.train_loss == straight.state.train_loss
     assert result.state.validation_loss == straight.state.validation_loss
 

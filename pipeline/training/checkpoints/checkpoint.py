@@ -11,8 +11,9 @@ The DCP state dict is `{"model": ..., "optimizer": ..., "extras": {<name>: ...}}
 import io
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from pipeline.artifacts.manifest import sha256_of
 from pipeline.artifacts.store import Store
-from pipeline.errors import CheckpointError, PipelineError, StoreError
+from pipeline.errors import CheckpointError, PipelineError
 from pipeline.training.checkpoints.commit import (
     AttemptKey,
     CheckpointCommit,
@@ -40,11 +41,11 @@ from pipeline.training.checkpoints.commit import (
     retain,
     write_vote,
 )
-from pipeline.training.checkpoints.consensus import TIMEOUT_SECONDS, Consensus
+from pipeline.training.checkpoints.consensus import TIMEOUT_SECONDS, Consensus, trouble_of
 from pipeline.training.checkpoints.flight import Flight, Written
 from pipeline.training.checkpoints.history import SaveHistory
 from pipeline.training.checkpoints.interval import SaveInterval
-from pipeline.training.checkpoints.rng import rng_state, seed_rank, set_rng_state
+from pipeline.training.checkpoints.rng import restore_rng, rng_state
 from pipeline.training.checkpoints.shard_writer import AttemptFiles
 from pipeline.training.checkpoints.snapshot import Snapshots
 from pipeline.training.faults import failpoints
@@ -76,7 +77,7 @@ class TrainingState:
     """`validation_loss` and what else was measured with it."""
     train_loss: float
     identity: Mapping[str, Any]
-    """`TrainConfig.identity()` of the run that wrote it."""
+    """`Session.identity` of the run that wrote it."""
     schema: int = STATE_SCHEMA
 
     @property
@@ -129,6 +130,8 @@ class Checkpointer:
     """Where saves are due by the clock."""
     timeout_seconds: float = TIMEOUT_SECONDS
     """A rank waits so long for another one's bytes to be written."""
+    must_resume: bool = False
+    """True where commits were seen, so the model has been left as it was made, and only a checkpoint fills it."""
     consensus: Consensus = field(init=False)
     history: SaveHistory = field(init=False)
     _snapshots: Snapshots = field(default_factory=Snapshots, init=False)
@@ -196,9 +199,10 @@ class Checkpointer:
             self._land()
 
     def _land(self) -> None:
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            self.history.end(flight.land())
+        if self._flight is not None:
+            landing = self._flight.land()  # before it is forgotten: an interrupt may come while it is waited for
+            self._flight = None
+            self.history.end(landing)
 
     def _take(self, state: TrainingState) -> _Taken:
         rng = io.BytesIO()
@@ -229,12 +233,12 @@ class Checkpointer:
             )
         except PipelineError as error:
             # All ranks are past their writing, so what there is of the attempt takes space for nothing.
-            if is_first and (trouble := _trouble(lambda: abandon(self.store, key))):
+            if is_first and (trouble := trouble_of(lambda: abandon(self.store, key))):
                 raise CheckpointError(f"{error.message}; {trouble}", hint=error.hint) from error
             raise
         trouble = ""
         if is_first:
-            trouble = _trouble(lambda: retain(self.store, keep=self.keep, generation=self.generation))
+            trouble = trouble_of(lambda: retain(self.store, keep=self.keep, generation=self.generation, made=made.key))
         return Written(
             commit=made,
             write_seconds=written - started,
@@ -302,6 +306,11 @@ class Checkpointer:
                 hint="training does not silently start over; restore the files, or delete the checkpoints to start "
                 "from step 0",
             )
+        if self.must_resume:
+            raise CheckpointError(
+                f"{self.store.url}: the checkpoints that were there when training was set up are gone",
+                hint="look who deletes them, and start again",
+            )
         if found.num_uncommitted:
             reporter.note(f"{found.num_uncommitted} checkpoints were never committed and are ignored")
         return None
@@ -332,16 +341,20 @@ class Checkpointer:
         )
         for name, extra in self.extras.items():
             extra.load_state_dict(loaded["extras"][name])
-        if found.world_size == worker.world_size:
-            set_rng_state(worker, torch.load(directory / _rank_file(worker.rank), weights_only=True))
-        else:
-            seed_rank(worker, seed=state.seed, step=state.step)
+        own = directory / _rank_file(worker.rank) if found.world_size == worker.world_size else None
+        draw_on = partial(restore_rng, worker, own, seed=state.seed, step=state.step)
+        self.consensus.together(draw_on, doing="restore random numbers")
+        if worker.local_rank == 0:  # every rank has read it
+            self.store.forget_local(found.key.prefix)
 
     def _read(self, found: CheckpointCommit) -> tuple[Path, TrainingState]:
         """Fetch the files, check this rank's share of them against the commit, and read the state."""
         worker = self.worker
         directory = self.store.local_path(found.key.prefix, names=[entry.path for entry in found.files])
-        for entry in found.files[worker.rank :: worker.world_size]:
+        share = found.files[worker.rank :: worker.world_size]
+        if not self.store.is_local:  # each host has a copy of its own
+            share = found.files if worker.local_rank == 0 else ()
+        for entry in share:
             if sha256_of(directory / entry.path) != entry.sha256:
                 self.store.forget_local(found.key.prefix)
                 raise CheckpointError(
@@ -383,12 +396,3 @@ def _other_identity(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, wher
         f"{where} was written by a run with other parameters: " + "; ".join(different),
         hint="a schedule is not continued with another horizon; use another workspace to start anew",
     )
-
-
-def _trouble(act: Callable[[], None]) -> str:
-    """What the store has against it, in words; empty where it is done."""
-    try:
-        act()
-    except StoreError as error:
-        return error.message
-    return ""

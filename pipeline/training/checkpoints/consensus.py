@@ -81,5 +81,17 @@ class Consensus:
         return box[0]
 
 
+def trouble_of(act: Callable[[], None]) -> str:
+    """What went wrong with what rank 0 does alone, in words; empty where it is done. Nothing is raised.
+
+    The others do not know of it, so an error would end one rank and leave them waiting.
+    """
+    try:
+        act()
+    except Exception as error:  # whatever a store's driver comes up with
+        return _in_words(error)
+    return ""
+
+
 def _in_words(error: BaseException) -> str:
     return error.message if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"

@@ -7,6 +7,7 @@ rank's device, numpy, and Python's `random`. Knows nothing of checkpoints. The o
 
 import random
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,14 @@ def set_rng_state(worker: WorkerContext, state: Mapping[str, Any]) -> None:
     np.random.set_state({**drawn, "state": {**drawn["state"], "key": key}})
     if worker.device == "cuda":
         torch.cuda.set_rng_state(state["cuda"], worker.torch_device)
+
+
+def restore_rng(worker: WorkerContext, path: Path | None, *, seed: int, step: int) -> None:
+    """Go on as the file says that this rank wrote, or from a seed where there is none: ranks were others then."""
+    if path is None:
+        seed_rank(worker, seed=seed, step=step)
+    else:
+        set_rng_state(worker, torch.load(path, weights_only=True))
 
 
 def _seed_of(worker: WorkerContext, *, seed: int, step: int) -> int:
