@@ -20,7 +20,7 @@ from pipeline.training.checkpoints.commit import find_resumable
 from pipeline.training.config import TrainConfig
 from pipeline.training.fault_policy import FaultPolicy, NonFinitePolicy
 from pipeline.training.faults.failpoints import VARIABLE, FailpointError
-from pipeline.training.faults.out_of_memory import noted_rows
+from pipeline.training.faults.out_of_memory import noted_rows, rows_were_cut
 from pipeline.training.faults.requests import Flag, ask
 from pipeline.training.loop import _enough_memory, train
 from pipeline.training.observation import validate
@@ -267,6 +267,8 @@ def test_too_little_memory_ends_training_or_makes_the_next_start_smaller(
     result, record = train_recorded(one_rank, job)
     assert result.resumed_from_step == 3
     assert "in 8 passes" in record.progressed[0][1]
+    notes = [open_store(str(tmp_path / name)) for name in ("straight", "stop", "workspace")]
+    assert [rows_were_cut(store, asked_rows=2) for store in notes] == [False, False, True]
     assert result.state.validation_loss == pytest.approx(straight.state.validation_loss, rel=MICRO_BATCH_TOLERANCE)
     losses = record.series("loss")
     assert losses == pytest.approx({s: expected.series("loss")[s] for s in losses}, rel=MICRO_BATCH_TOLERANCE)

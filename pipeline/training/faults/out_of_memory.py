@@ -68,5 +68,10 @@ def noted_rows(store: Store, *, asked_rows: int) -> int:
     return min(noted, default=asked_rows)
 
 
+def rows_were_cut(store: Store, *, asked_rows: int) -> bool:
+    """True where a start of this training ran out of memory, and later ones took its batches in more passes."""
+    return noted_rows(store, asked_rows=asked_rows) < asked_rows
+
+
 def _key(asked_rows: int, rows: int) -> str:
     return f"{_NOTES}/{asked_rows}/{rows}.json"
