@@ -30,7 +30,6 @@ from pipeline.training.checkpoints.checkpoint import CONFIG_NAME, DCP_DIRECTORY,
 from pipeline.training.checkpoints.commit import COMMIT_NAME, CheckpointCommit
 from pipeline.training.config import TrainConfig
 from pipeline.training.device import DeviceChoice, choose_device
-from pipeline.training.faults.out_of_memory import rows_were_cut
 from pipeline.training.launch.ray_train import Gang, GangResult, cluster_gpus, train_on_ray
 from pipeline.training.launch.sizes import choose_sizes
 from pipeline.training.loop import TrainResult
@@ -67,7 +66,7 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
     """
     parameters = context.parameters
     source = context.input("dataset")
-    dataset = open_dataset(source.path)
+    dataset = open_dataset(source.path, cache_bytes=parameters.loader_cache_bytes)
     rows = {split: dataset.num_rows(split) for split in ("train", "validation")}
     context.reporter.dataset("train", digest=source.digest, source=source.stage, facts={"rows": rows})
     given = context.inputs.get("initial")
@@ -106,8 +105,7 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
         export_checkpoint(store, result.commit, checkpoint)
     if start is not None:
         inherit(start, checkpoint)
-    is_cut = rows_were_cut(store, asked_rows=config.micro_batch_sequences)
-    return StageResult(metrics=_metrics(result), facts=_facts(end, config, device=device, is_cut=is_cut))
+    return StageResult(metrics=_metrics(result), facts=_facts(end, config, device=device))
 
 
 def _gang(
@@ -139,7 +137,7 @@ def _gang(
     )
 
 
-def _facts(end: GangResult, config: TrainConfig, *, device: DeviceChoice, is_cut: bool) -> dict[str, Any]:
+def _facts(end: GangResult, config: TrainConfig, *, device: DeviceChoice) -> dict[str, Any]:
     result = end.training
     return {
         "device": device.device,
@@ -147,8 +145,8 @@ def _facts(end: GangResult, config: TrainConfig, *, device: DeviceChoice, is_cut
         "backend": backend_of(device.device),
         "world_size": result.state.world_size,
         "world_sizes": list(end.world_sizes),
-        # Sums are rounded in another order where the number of ranks changed, or of the passes that a step has.
-        "bit_reproducible": len(set(end.world_sizes)) == 1 and not is_cut,
+        # Sums over ranks are rounded in another order where their number changed.
+        "bit_reproducible": len(set(end.world_sizes)) == 1,
         "precision": config.precision,
         "weights": "last" if config.ema is None else f"moving average, decay {config.ema.decay:g}",
         "resumed_from_step": result.resumed_from_step,
@@ -239,9 +237,9 @@ def _metrics(result: TrainResult) -> dict[str, float]:
 
 def export_checkpoint(store: Store, commit: CheckpointCommit, directory: Path) -> None:
     """Put the committed files of `_KEPT` into `directory`; hard links where both are on one file system."""
-    source = store.local_path(commit.key.prefix)
+    source = store.local_path(commit.key.prefix, names=[entry.path for entry in commit.files])
     kept = [entry.path for entry in commit.files if entry.path.split("/")[0] in _KEPT]
-    for name in [*kept, COMMIT_NAME]:
+    for name in kept:
         target = directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
@@ -249,6 +247,8 @@ def export_checkpoint(store: Store, commit: CheckpointCommit, directory: Path) -
             os.link(source / name, target)
         except OSError:  # another file system, or one without hard links
             shutil.copyfile(source / name, target)
+    (directory / COMMIT_NAME).unlink(missing_ok=True)
+    (directory / COMMIT_NAME).write_bytes(commit.to_json())  # a copy that a resume has fetched is without it
 
 
 def _replay(reporter: Reporter, reports: Sequence[Report]) -> None:

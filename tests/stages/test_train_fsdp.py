@@ -1,5 +1,6 @@
 """`train.fsdp` as the runner calls it."""
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,14 @@ import torch.distributed.checkpoint as dcp
 from transformers import AutoConfig, LlamaForCausalLM
 
 from converters.starting_weights import open_weights
-from pipeline.artifacts.manifest import sha256_of
+from pipeline.artifacts.manifest import FileEntry, sha256_of
+from pipeline.artifacts.store import open_store
 from pipeline.errors import ParameterError
 from pipeline.stages.parameters import TrainFsdpParameters
 from pipeline.stages.protocol import Resources
 from pipeline.stages.registry import KINDS
-from pipeline.stages.train_fsdp import NOT_CONFIG, run
+from pipeline.stages.train_fsdp import NOT_CONFIG, export_checkpoint, run
+from pipeline.training.checkpoints.commit import AttemptKey, CheckpointCommit, commit, write_vote
 from pipeline.training.config import TrainConfig
 
 MODEL = {
@@ -56,6 +59,20 @@ def train_context(stage_context, tiny_dataset: Path, tmp_path: Path):
 def test_every_parameter_is_read_by_the_loop_or_by_the_stage() -> None:
     config_fields = set(TrainConfig.__dataclass_fields__)
     assert set(TrainFsdpParameters.model_fields) == (config_fields - {"model"}) | NOT_CONFIG
+
+
+def test_a_checkpoint_that_a_resume_has_fetched_is_handed_on_whole(tmp_path: Path) -> None:
+    store, output = open_store(f"memory://{tmp_path.name}"), tmp_path / "checkpoint"
+    key = AttemptKey.new(step=1, generation=1)
+    store.write(f"{key.prefix}/state.json", b"{}")
+    entry = FileEntry(path="state.json", size=2, sha256=hashlib.sha256(b"{}").hexdigest())
+    write_vote(store, key, rank=0, files=(entry,))
+    made = commit(store, key, world_size=1)
+    store.local_path(key.prefix, names=["state.json"])
+    export_checkpoint(store, made, output)
+    store.forget_local(key.prefix)
+    assert sorted(path.name for path in output.iterdir()) == ["COMMIT.json", "state.json"]
+    assert CheckpointCommit.from_json((output / "COMMIT.json").read_bytes(), where="here") == made
 
 
 @pytest.mark.ray
