@@ -31,13 +31,17 @@ class FaultParameters(Parameters):
     """
 
     collective_timeout_seconds: float = Field(
-        default=300.0, gt=0, description="A rank that waits longer for another gives up."
+        default=300.0,
+        gt=0,
+        description="A CPU rank that waits longer for another gives up. A rank on CUDA waits until it is ended by "
+        "`step_timeout_seconds`: NCCL would end it without a word.",
     )
     step_timeout_seconds: float = Field(
         default=600.0,
         gt=0,
         description="A step, a validation pass or a save may take so long, or five times the median step where that is "
-        "longer; then the rank says what it waits for and ends itself.",
+        "longer; then the rank says what it waits for and ends itself. A save may take a quarter more than "
+        "`checkpoint_timeout_seconds` too.",
     )
     start_timeout_seconds: float = Field(
         default=900.0, gt=0, description="From the start of a rank to its first step done."
@@ -82,7 +86,8 @@ class PreemptionParameters(Parameters):
 
     signals: list[Literal["TERM", "USR1", "USR2", "HUP", "INT"]] = Field(
         default=["TERM", "USR1"],
-        description="Each asks for a checkpoint and the end of training; INT stops it for good.",
+        description="Each, sent to the process of a rank, asks for a checkpoint and the end of training; INT stops it "
+        "for good. On Ray, ranks that made way are started again where there is room.",
     )
     grace_seconds: float = Field(
         default=30.0,

@@ -180,7 +180,7 @@ class TrainFsdpParameters(Parameters):
     )
     preemption: PreemptionParameters = Field(
         default_factory=PreemptionParameters,
-        description="How training makes way when its machine is taken away: one checkpoint, then exit code 75.",
+        description="How training makes way when its machine is taken away: one checkpoint, then the end of its ranks.",
         json_schema_extra=NOT_IDENTITY,
     )
     seed: int = Field(0, ge=0, description="Of initial weights and batch order.")

@@ -117,19 +117,19 @@ def record_failure(store: Store, launch_id: str, *, start: str, failure: RankFai
     Args:
         store: the workspace.
         launch_id: of the launch.
-        start: which start of the launch's gang; later ones are greater as texts.
+        start: which start of the launch's gang.
         failure: what happened.
     """
     fields = _fields(failure.error) | {"at": failure.at}
     store.write(f"{_failures(launch_id)}/{start}/{failure.rank}.json", json.dumps(fields).encode())
 
 
-def read_failures(store: Store, launch_id: str) -> list[RankFailure]:
-    """What ranks of the last start noted that left notes."""
-    starts = store.list(_failures(launch_id))
+def read_failures(store: Store, launch_id: str, *, start: str) -> list[RankFailure]:
+    """What ranks of a start noted; those of an earlier start say nothing of why this one failed."""
+    notes = f"{_failures(launch_id)}/{start}"
     found = []
-    for name in store.list(f"{_failures(launch_id)}/{starts[-1]}") if starts else []:
-        data = store.read(f"{_failures(launch_id)}/{starts[-1]}/{name}")
+    for name in store.list(notes):
+        data = store.read(f"{notes}/{name}")
         if data is not None:
             fields = json.loads(data)
             rank = int(name.removesuffix(".json"))

@@ -59,10 +59,11 @@ def test_a_rank_that_cannot_be_heard_leaves_a_note_for_its_executor(tmp_path: Pa
     record_failure(store, "launch", start="0001", failure=failure(1, StageError("of an earlier start"), 1.0))
     for item in noted:
         record_failure(store, "launch", start="0002", failure=item)
-    found = read_failures(store, "launch")
+    found = read_failures(store, "launch", start="0002")
     assert [(item.rank, type(item.error), item.at) for item in found] == [
         (0, LostContactError, 3.0),
         (1, StalledError, 2.0),
     ]
     assert first_failure(found).hint == "raise the limit"
-    assert read_failures(store, "another") == []
+    assert read_failures(store, "launch", start="0003") == []  # its ranks were killed: older notes are not the cause
+    assert read_failures(store, "another", start="0002") == []

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.ray
 
 HANG_SECONDS = 6.0
 """A rank waits so long for one that is stopped."""
+SLOW_STEP_SECONDS = 0.5
+"""Twice as long as it is between two looks of the controller, which let a worker take a signal."""
 KILL_NOTICED_SECONDS = 6.0
 """The controller looks four times a second. Measured beside eight busy processes: 0.4 to 2 s."""
 LEFTOVER_SECONDS = 20.0
@@ -90,6 +92,25 @@ def test_a_killed_and_a_hung_rank_cost_the_steps_since_the_last_commit(
         assert parts["rto_teardown_seconds"] > 0
         assert parts["rto_schedule_seconds"] > 0
     assert [pid for pid in pids if psutil.pid_exists(pid)] == []
+    assert_nothing_is_left()
+
+
+def test_a_signal_to_one_worker_makes_the_gang_commit_and_start_again(
+    ray_cluster, make_job, token_rows: Path, tmp_path: Path
+) -> None:
+    rows = functools.partial(
+        OnceFaultyRows, token_rows, faults={1: signal.SIGTERM}, rank=1, marks=tmp_path, seconds=SLOW_STEP_SECONDS
+    )
+    reports: list[Report] = []
+    end = train_on_ray(
+        make_job(open_dataset=rows, checkpoint_every_steps=6),
+        gang=replace(GANG, max_worker_failures=0),  # making way uses none up
+        make_reporter=BufferedReporter,
+        deliver=reports.extend,
+    )
+    assert end.world_sizes == (2, 2)
+    assert end.training.state.step == 6
+    assert 2 <= end.training.resumed_from_step < 6
     assert_nothing_is_left()
 
 

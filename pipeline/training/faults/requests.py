@@ -81,18 +81,22 @@ def preempted_for_seconds() -> float | None:
     return None if found is None else time.monotonic() - found.asked_at
 
 
+def listen(signals: Sequence[str]) -> dict[int, Any]:
+    """Take signals as requests from now on; called in the main thread. What was done with each before.
+
+    `INT` asks to stop, every other signal to make way.
+    """
+    wanted = [signal.Signals[f"SIG{name}"] for name in signals]
+    return {number: signal.signal(number, _take) for number in wanted}
+
+
 @contextlib.contextmanager
 def listening(signals: Sequence[str]) -> Iterator[None]:
     """Take signals (`TERM`, `USR1`, ...) as requests while training runs; the box is empty afterwards.
 
-    `INT` asks to stop, every other signal to make way. Outside the main thread (a Ray Train worker) Python takes no
-    signals; there the launcher calls `ask`.
+    Outside the main thread (a Ray Train worker) Python takes no signals; there the launcher calls `listen` in it.
     """
-    before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for name in signals:
-            wanted = signal.Signals[f"SIG{name}"]
-            before[wanted] = signal.signal(wanted, _take)
+    before = listen(signals) if threading.current_thread() is threading.main_thread() else {}
     try:
         yield
     finally:

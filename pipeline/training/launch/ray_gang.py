@@ -307,9 +307,7 @@ def run_gang(request: GangRequest, *, make_policy: Callable[[ScalingConfig], Sca
         try:
             value = trainer.fit().return_value
         except TrainingFailedError as error:
-            return GangEnd(
-                value=None, error=error, world_sizes=tuple(starts.world_sizes), placed_at=starts.placed_at
-            )
+            return GangEnd(value=None, error=error, world_sizes=tuple(starts.world_sizes), placed_at=starts.placed_at)
     return GangEnd(value=value, error=None, world_sizes=tuple(starts.world_sizes), placed_at=starts.placed_at)
 
 

@@ -36,7 +36,7 @@ from pipeline.training.failure import (
     record_fatal,
 )
 from pipeline.training.faults.last_words import set_channel
-from pipeline.training.launch.outage import make_way, record
+from pipeline.training.launch.outage import heed, make_way, record
 from pipeline.training.launch.preflight import met
 from pipeline.training.launch.ray_elastic import make_policy
 from pipeline.training.launch.ray_gang import GangEnd, GangRequest, Host, Meeting, run_gang
@@ -142,7 +142,7 @@ def train_on_ray(
     if fatal is not None:
         raise fatal
     if end.error is not None:
-        raise _meaning(end.error, launch) from end.error
+        raise _meaning(end.error, launch, start=_start_name(end.placed_at)) from end.error
     value = None if end.value is None else cloudpickle.loads(end.value)
     if not isinstance(value, TrainResult):
         raise ClusterError(f"rank 0 ended without a result: {value!r}")
@@ -173,6 +173,7 @@ def _request(launch: _Launch) -> GangRequest:
 
 
 def _policy(launch: _Launch) -> Callable[..., Any]:
+        prepare=cloudpickle.dumps(functools.partial(heed, launch.job.config.preemption.signals)),
     return functools.partial(
         make_policy,
         sizes=launch.gang.sizes,
@@ -192,11 +193,11 @@ def _enter_rank(launch: _Launch) -> TrainResult | None:
 
     def note(error: PipelineError) -> None:
         failure = RankFailure(rank=worker.rank, error=error, at=time.time())
-        record_failure(store, launch.launch_id, start=f"{meeting.placed_at:020.6f}", failure=failure)
+        record_failure(store, launch.launch_id, start=_start_name(meeting.placed_at), failure=failure)
 
     set_channel(note)
     if worker.is_first:
-        store.create(f"{_WORLDS}/{meeting.placed_at:020.6f}-{worker.world_size}", b"")
+        store.create(f"{_WORLDS}/{_start_name(meeting.placed_at)}-{worker.world_size}", b"")
     try:
         with _reporting(launch, worker) as reporter:
             worker, found = met(worker, workspace=launch.job.workspace)
@@ -215,6 +216,11 @@ def _worker_context(gang: Gang, meeting: Meeting) -> WorkerContext:
     context = get_context()
     is_cuda = gang.device.device == "cuda"
     return WorkerContext(
+def _start_name(placed_at: float) -> str:
+    """Of a start in the workspace; later ones are greater as texts."""
+    return f"{placed_at:020.6f}"
+
+
         rank=context.get_world_rank(),
         world_size=context.get_world_size(),
         local_rank=int(get_device().index or 0) if is_cuda else context.get_local_rank(),
@@ -260,8 +266,8 @@ def _report_receiver() -> tuple[Any, bool]:
     return host, True
 
 
-def _meaning(error: TrainingFailedError, launch: _Launch) -> PipelineError:
-    """What a failed gang is where no rank left a fatal error: the first failure of its ranks, noted or a death."""
+def _meaning(error: TrainingFailedError, launch: _Launch, *, start: str) -> PipelineError:
+    """What a failed gang is where no rank left a fatal error: the first failure of the start's ranks, or a death."""
     if isinstance(error, ControllerError) and isinstance(error.controller_failure, PipelineError):
         return error.controller_failure
     if isinstance(error, ControllerError):
@@ -271,7 +277,8 @@ def _meaning(error: TrainingFailedError, launch: _Launch) -> PipelineError:
         )
     failures = error.worker_failures if isinstance(error, WorkerGroupError) else {}
     tried = f"after {launch.gang.max_worker_failures} restarts"
-    noted = {failure.rank: failure for failure in read_failures(open_store(launch.job.workspace), launch.launch_id)}
+    found = read_failures(open_store(launch.job.workspace), launch.launch_id, start=start)
+    noted = {failure.rank: failure for failure in found}
     for rank in sorted(failures.keys() - noted.keys()):
         if _is_death(failures[rank]):
             died = ClusterError(
