@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from conftest import TINY_MODEL
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,8 +13,9 @@ from pipeline.training.config import Lora, MeshSizes, TrainConfig
 from pipeline.training.parallel.axes import ModelShape, plan_axes
 from pipeline.training.parallel.context import positions_of
 from pipeline.training.parallel.mesh import MeshPlan, plan_mesh
-from pipeline.training.parallel.pipeline import blocks_of_stages
+from pipeline.training.parallel.pipeline import blocks_of_stages, check_stages
 from pipeline.training.parallel.placement import place
+from pipeline.training.tasks.empty_model import build_empty
 from pipeline.training.tasks.model import model_config, shape_of
 from pipeline.training.worker import DataShare
 
@@ -45,6 +47,24 @@ def refusal(**fields) -> ParameterError:
         plan(**fields)
     assert caught.value.exit_code == 2
     return caught.value
+
+
+def test_a_rank_of_a_pipeline_that_would_train_nothing_is_named_with_its_blocks() -> None:
+    """Four blocks on two ranks; the embedding is tied, so both have it."""
+    model = build_empty(model_config(TINY_MODEL | {"num_hidden_layers": 4}))
+
+    def check(*freeze: str, **sizes) -> None:
+        given = {"model": {}, "steps": 1, "micro_batch_sequences": 2, "learning_rate": 1e-3}
+        check_stages(model, TrainConfig(freeze=freeze, mesh=MeshSizes(**sizes), **given))
+
+    check(r"layers\.[01]\.", pipeline=2)
+    check(r"layers\.[01]\.", "lm_head")
+    with pytest.raises(ParameterError) as caught:
+        check(r"layers\.[01]\.", "lm_head", pipeline=2)
+    assert caught.value.message.endswith("nothing to train on rank 0 of the pipeline (blocks 0, 1 with the embedding)")
+    check(r"layers\.[01]\.", "lm_head", pipeline=2, schedule="interleaved")  # rank 0 also has block 2
+    with pytest.raises(ParameterError, match=r"rank 1 of the pipeline \(blocks 1, 3 with the last norm and the head\)"):
+        check(r"layers\.[13]\.", "lm_head", r"model\.norm", pipeline=2, schedule="interleaved")
 
 
 @pytest.mark.parametrize(

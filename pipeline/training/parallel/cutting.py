@@ -11,7 +11,7 @@ from torch import nn
 from pipeline.training.config import TrainConfig
 from pipeline.training.parallel.context import attend_across
 from pipeline.training.parallel.mesh import CONTEXT_AXIS, PIPELINE_AXIS, TENSOR_AXIS, Mesh, pipeline_line
-from pipeline.training.parallel.pipeline import STAGES_PER_RANK, Loss, PipelineModel, blocks_of_stages
+from pipeline.training.parallel.pipeline import STAGES_PER_RANK, Loss, PipelineModel, blocks_of_stages, check_stages
 from pipeline.training.parallel.sharding import shard_model
 from pipeline.training.parallel.tensor import parallelize
 from pipeline.training.precision import mixed_precision
@@ -30,7 +30,11 @@ def cut_model(
         config: the run.
         worker: this rank.
         loss: of logits and targets, for the last stage of a pipeline.
+
+    Raises:
+        ParameterError: all that a stage of a pipeline has is frozen.
     """
+    check_stages(model, config)
     tensor, context, line = mesh.axis(TENSOR_AXIS), mesh.axis(CONTEXT_AXIS), pipeline_line(mesh, worker)
     if tensor is not None:
         num_stages = mesh.plan.pipeline * STAGES_PER_RANK[config.mesh.schedule] if line else 1

@@ -10,6 +10,7 @@ Shapes: B rows of a micro-batch, T tokens, H hidden size.
 
 import copy
 import itertools
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, ScheduleLoopedBFS
 
-from pipeline.training.config import PipelineSchedule
+from pipeline.errors import ParameterError
+from pipeline.training.config import PipelineSchedule, TrainConfig
 from pipeline.training.parallel.tied_parameters import tied_names
 
 STAGES_PER_RANK: Mapping[PipelineSchedule, int] = {"1f1b": 1, "gpipe": 1, "interleaved": 2}
@@ -34,6 +36,39 @@ def blocks_of_stages(num_blocks: int, num_stages: int) -> list[range]:
     each, rest = divmod(num_blocks, num_stages)
     starts = [stage * each + min(stage, rest) for stage in range(num_stages + 1)]
     return [range(start, end) for start, end in itertools.pairwise(starts)]
+
+
+def check_stages(whole: nn.Module, config: TrainConfig) -> None:
+    """Refuse to freeze all that a rank of the pipeline has.
+
+    Args:
+        whole: a causal language model, before it is cut; parameters may be on the meta device.
+        config: the run.
+
+    Raises:
+        ParameterError: a rank would train nothing; names each, with its blocks.
+    """
+    num_ranks = config.mesh.pipeline
+    num_blocks = sum(re.fullmatch(r"model\.layers\.\d+", name) is not None for name, _ in whole.named_modules())
+    num_stages = num_ranks * STAGES_PER_RANK[config.mesh.schedule]
+    if num_ranks == 1 or not config.freeze or num_blocks < num_stages:  # axes refuse the last by themselves
+        return
+    named = whole.named_parameters(remove_duplicate=False)
+    frozen = {id(item) for name, item in named if any(re.search(pattern, name) for pattern in config.freeze)}
+    cuts = blocks_of_stages(num_blocks, num_stages)
+    problems = []
+    for rank in range(num_ranks):
+        kept = [block for cut in cuts[rank::num_ranks] for block in cut]
+        is_first, is_last = rank == 0, rank == num_ranks - 1
+        part = _part(whole, kept, is_first=is_first, is_last=is_last)
+        if all(id(item) in frozen for item in part.parameters()):
+            ends = " with the embedding" * is_first + " with the last norm and the head" * is_last
+            problems.append(f"rank {rank} of the pipeline (blocks {', '.join(map(str, kept))}{ends})")
+    if problems:
+        raise ParameterError(
+            f"freeze: {', '.join(map(repr, config.freeze))} leaves nothing to train on {'; '.join(problems)}",
+            hint="freeze less, or choose `mesh.pipeline` so that every rank trains a block; 1 is always right",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +120,8 @@ class PipelineModel(nn.Module):
         mine = _part(whole, kept, is_first=self.is_first, is_last=self.is_last)
         for name, child in mine.named_children():
             self.add_module(name, child)
-        self._is_tied = bool(tied_names(whole))
+        self.aliases: Mapping[str, str] = tied_names(whole)
+        """Of the whole model: a stage that has a tied parameter may have it under one name alone."""
         self._schedules: dict[tuple[int, int, int, bool], PipelineScheduleSingle | PipelineScheduleMulti] = {}
         self.dtype = torch.float32
         """Of hidden states between stages; that of FSDP's computation."""
@@ -93,7 +129,7 @@ class PipelineModel(nn.Module):
     @property
     def tied_copy(self) -> nn.Parameter | None:
         """The parameter that the first and the last stage both have; None on other ranks and where nothing is tied."""
-        if not self._is_tied or not (self.is_first or self.is_last):
+        if not self.aliases or not (self.is_first or self.is_last):
             return None
         return self.get_parameter("model.embed_tokens.weight")
 

@@ -121,10 +121,18 @@ def rules_of(
 
 
 def _names_by_parameter(model: nn.Module) -> dict[int, list[str]]:
-    """All names of each parameter, the one it is kept under first."""
+    """All names of each parameter, the one it is kept under first; on a part of a model also those elsewhere.
+
+    Both copies of a parameter that two stages of a pipeline have are so in one group.
+    """
+    aliases: Mapping[str, str] = getattr(model, "aliases", {})
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
+    for alias, first in aliases.items():
+        for own in names.values():
+            if first in own and alias not in own:
+                own.append(alias)
     return names
 
 
