@@ -13,11 +13,12 @@ from pipeline.data.packed import PackedDataset
 class OnceFaultyRows:
     """Sends the process that reads certain steps a signal, each once; a mark in the file system remembers."""
 
-    def __init__(self, path: Path, *, faults: Mapping[int, int], rank: int, marks: Path) -> None:
+    def __init__(self, path: Path, *, faults: Mapping[int, int], rank: int, marks: Path, seconds: float = 0.0) -> None:
         self._rows = PackedDataset.open(path, verify=False)
         self._faults = faults
         self._rank = rank
         self._marks = marks
+        self._seconds = seconds
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._rows, name)
@@ -28,6 +29,7 @@ class OnceFaultyRows:
             if not mark.exists():
                 mark.write_text(str(os.getpid()), encoding="utf-8")
                 os.kill(os.getpid(), self._faults[step])
+        time.sleep(self._seconds)
         return self._rows.train_rows(step, **options)
 
 
