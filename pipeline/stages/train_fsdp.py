@@ -10,6 +10,7 @@ import importlib
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from pipeline.training.device import DeviceChoice, choose_device
 from pipeline.training.launch.ray_train import Gang, GangResult, cluster_gpus, train_on_ray
 from pipeline.training.launch.sizes import choose_sizes
 from pipeline.training.loop import TrainResult
+from pipeline.training.parallel.pipeline import check_stages
 from pipeline.training.precision import check_precision
 from pipeline.training.session import TrainJob
 from pipeline.training.tasks.documents import check_documents
@@ -81,7 +83,7 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
     check_precision(config.precision, device=device.device)
     _check(config, dataset, context=context)
     gang = _gang(config, dataset, context=context, device=device)
-    shapes = check_start(config, None if start is None else start.weights)
+    tensors = check_start(config, None if start is None else start.weights)
     context.reporter.note(f"training on {device.device} with {backend_of(device.device)}: {device.reason}")
     end = train_on_ray(
         TrainJob(
@@ -99,7 +101,7 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
     store, checkpoint = open_store(context.workspace), context.output("checkpoint")
     if start is not None and config.lora is not None:
         importlib.import_module(_MERGED_EXPORT).export_merged(
-            store, result.commit, checkpoint, start=start, lora=config.lora, shapes=shapes
+            store, result.commit, checkpoint, start=start, lora=config.lora, tensors=tensors
         )
     else:
         export_checkpoint(store, result.commit, checkpoint)
@@ -215,9 +217,10 @@ def _check(
     assert not isinstance(config.model, str)
     described = model_config(config.model)
     check_fits(described, vocabulary_size=dataset.vocabulary_size, sequence_length=dataset.sequence_length)
-    if config.lora is None:  # adapters have names of their own; ranks check those
-        model = build_empty(described)
-        check_updates(model, blocks_of(model), config)
+    model = build_empty(described)
+    check_stages(model, config)
+    # Adapters have names of their own, so ranks check groups of those.
+    check_updates(model, blocks_of(model), config if config.lora is None else replace(config, parameter_groups=()))
 
 
 def _metrics(result: TrainResult) -> dict[str, float]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import TINY_MODEL
 from rank_functions import Recorder, fine_tuned_on_ranks, stored_tensors, train_recorded
+from safetensors.torch import save_file
 from transformers import AutoConfig, LlamaForCausalLM
 
 from converters.starting_weights import open_weights
@@ -17,7 +18,7 @@ from pipeline.errors import CheckpointError, ParameterError
 from pipeline.training.config import Lora
 from pipeline.training.launch.spawn import spawn
 from pipeline.training.loop import train
-from pipeline.training.start.weights import check_weights
+from pipeline.training.start.weights import check_weights, give_memory
 from pipeline.training.tasks.empty_model import build_empty
 from pipeline.training.tasks.loss import loss_sum, to_device
 from pipeline.training.tasks.model import build_model, model_config
@@ -68,14 +69,44 @@ def test_training_starts_with_what_transformers_loads(fine_tune, one_rank, base:
     assert result.state.validation_loss < expected - 0.3
 
 
-def test_a_committed_checkpoint_is_a_start_too_and_a_killed_training_does_not_go_back_to_it(
-    fine_tune, one_rank, tmp_path: Path
-) -> None:
+def test_a_tied_tensor_may_be_stored_under_its_other_name_alone(fine_tune, one_rank, base: Path, tmp_path) -> None:
+    tensors = {name: torch.from_numpy(open_weights(str(base)).read(name)) for name in open_weights(str(base)).shapes}
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((base / "config.json").read_bytes())
+    expected, _ = train_recorded(one_rank, fine_tune("a", steps=1))
+    found, _ = train_recorded(one_rank, fine_tune("b", place=tmp_path, steps=1))
+    assert found.state.validation_loss == expected.state.validation_loss
+
+
+def test_two_merges_of_one_base_have_two_sketches(base: Path, tmp_path: Path) -> None:
+    """Adapters leave norms as they were; of each kind of tensor one is looked at."""
+    tensors = {name: torch.from_numpy(open_weights(str(base)).read(name)) for name in open_weights(str(base)).shapes}
+    sketches = set()
+    for number, layer in enumerate(("q_proj", "q_proj", "mlp.down_proj")):
+        merged = {name: value + number * 1e-3 * (layer in name) for name, value in tensors.items()}
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        save_file(merged, directory / "model.safetensors")
+        (directory / "config.json").write_bytes((base / "config.json").read_bytes())
+        sketches.add(open_weights(str(directory)).sketch())
+    assert len(sketches) == 3
+
+
+def test_memory_is_given_to_parameters_and_buffers_stay_where_they_are() -> None:
+    model = build_empty(model_config(TINY_MODEL))
+    before = dict(model.named_buffers())
+    give_memory(model, device=torch.device("cpu"))
+    assert not any(parameter.is_meta for parameter in model.parameters())
+    assert all(buffer is before[name] for name, buffer in model.named_buffers())
+
+
+def test_a_committed_checkpoint_is_a_start_too_while_it_is_whole(fine_tune, one_rank, tmp_path: Path) -> None:
     first, _ = train_recorded(one_rank, fine_tune("first"))
     place = tmp_path / "first" / first.commit.key.prefix
     second, _ = train_recorded(one_rank, fine_tune("second", place=place, steps=3, checkpoint_every_steps=3))
     assert second.state.initial_validation_loss == pytest.approx(first.state.validation_loss, rel=FLOAT32_TOLERANCE)
-    (place / "dcp" / "__0_0.distcp").unlink()  # nothing of it is read again
+    (place / "dcp" / "__0_0.distcp").unlink()
     with pytest.raises(CheckpointError, match="shard is missing"):
         train(one_rank, fine_tune("third", place=place), reporter=Recorder())
 
@@ -124,8 +155,9 @@ def test_what_the_model_computes_or_ties_may_be_stored_too(base: Path) -> None:
     model = build_empty(model_config(TINY_MODEL))
     stored = _Described(base, model__layers__0__self_attn__rotary_emb__inv_freq=(4,), lm_head__weight=(320, 32))
     assert "lm_head.weight" not in check_weights(model, stored)
+    assert check_weights(model, stored)["model.embed_tokens.weight"].stored_name == "model.embed_tokens.weight"
     del stored.shapes["model.embed_tokens.weight"]
-    check_weights(model, stored)
+    assert check_weights(model, stored)["model.embed_tokens.weight"].stored_name == "lm_head.weight"
     stored.shapes["lm_head.weight"] = (320, 31)
     with pytest.raises(CheckpointError, match=r"1 have another shape: lm_head\.weight \(320, 31\)"):
         check_weights(model, stored)
@@ -145,6 +177,10 @@ def test_an_empty_model_has_the_buffers_and_ties_of_a_real_one() -> None:
     ("fields", "found"),
     [
         ({"lora": Lora(targets=("q_prj", "v_proj"))}, r"ends in 'q_prj' \(did you mean 'q_proj'\?\)"),
+        (
+            {"lora": Lora(targets=("lm_head",))},
+            r"lm_head has the weight of the embedding \(tie_word_embeddings: true\)",
+        ),
         ({"lora": Lora(), "freeze": ("embed",)}, "it excludes freeze"),
     ],
 )
@@ -164,7 +200,7 @@ def test_two_ranks_train_as_one_and_hold_their_shards_alone(
     straight, resumed = fine_tune("straight", **lora), fine_tune("resumed", **lora)
     large = fine_tune("large", model=LARGE_MODEL, place=save_base(tmp_path / "big", LARGE_MODEL, shard_size="20MB"))
     ranks = spawn(
-        fine_tuned_on_ranks, full, straight, resumed, str(token_rows), large, world_size=2, timeout_seconds=120
+        fine_tuned_on_ranks, full, straight, resumed, str(token_rows), large, world_size=2, timeout_seconds=240
     )
     alone, _ = train_recorded(one_rank, fine_tune("alone"))
     assert ranks[0].full.state.validation_loss == pytest.approx(alone.state.validation_loss, rel=FLOAT32_TOLERANCE)
@@ -188,4 +224,6 @@ def test_two_ranks_train_as_one_and_hold_their_shards_alone(
         single.state.validation_loss, rel=FLOAT32_TOLERANCE
     )
     for rank in ranks:
+        if rank.peak_bytes is None:
+            continue  # a system that does not measure it
         assert rank.peak_bytes < rank.shard_bytes + MEMORY_SLACK < 2 * rank.shard_bytes

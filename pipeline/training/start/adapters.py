@@ -25,6 +25,7 @@ from torch import nn
 
 from pipeline.errors import ParameterError, nearest_name
 from pipeline.training.config import Lora
+from pipeline.training.parallel.tied_parameters import tied_names
 from pipeline.training.start.weights import base_name, is_adapter
 
 ADAPTER_DIRECTORY = "adapter"
@@ -41,7 +42,7 @@ def add_adapters(model: nn.Module, lora: Lora) -> tuple[str, ...]:
         The layers that have one.
 
     Raises:
-        ParameterError: a target is the end of no linear layer's name; names all of those.
+        ParameterError: as of `target_layers`.
     """
     layers = target_layers(model, lora)
     inject_adapter_in_model(_config(lora, layers), model)
@@ -52,7 +53,7 @@ def target_layers(model: nn.Module, lora: Lora) -> tuple[str, ...]:
     """Names of the linear layers that get an adapter: those that end in a target, or all but the head's.
 
     Raises:
-        ParameterError: a target is the end of no linear layer's name; names all of those.
+        ParameterError: a target is the end of no linear layer's name, or is a head tied to the embedding; names all.
     """
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     get_head = getattr(model, "get_output_embeddings", lambda: None)
@@ -72,7 +73,20 @@ def target_layers(model: nn.Module, lora: Lora) -> tuple[str, ...]:
             f"lora.targets: no linear layer's name ends in {', '.join(guesses)}",
             hint=f"allowed: {', '.join(allowed)}; leave `targets` out for all but the head",
         )
+    tied = [name for name, targets in ends.items() if targets and _is_tied(model, name)]
+    if tied:
+        raise ParameterError(
+            f"lora.targets: {', '.join(tied)} has the weight of the embedding (tie_word_embeddings: true); an adapter "
+            "would change the head and not the embedding, and no plain model has both under one name",
+            hint=f"leave {', '.join(tied)} out of `targets`",
+        )
     return tuple(name for name, targets in ends.items() if targets)
+
+
+def _is_tied(model: nn.Module, layer: str) -> bool:
+    """True where another module has the layer's weight too."""
+    tied = tied_names(model)
+    return f"{layer}.weight" in {*tied, *tied.values()}
 
 
 def draw_adapter(name: str, shape: tuple[int, ...], *, seed: int) -> torch.Tensor:

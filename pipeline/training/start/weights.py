@@ -8,7 +8,8 @@ says what a rank needs; a rank holds its shards and one tensor at a time, whatev
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,6 +39,7 @@ _SHOWN = 12
 """Complaints of one kind in an error."""
 
 Shape = tuple[int, ...]
+StoredNames = dict[str, list[str]]
 Draw = Callable[[str, Shape], torch.Tensor]
 """The first value of an adapter's parameter, float32, by its name and shape; the same on every rank."""
 
@@ -76,6 +78,15 @@ class StartingWeights(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlainTensor:
+    """A tensor of the model without adapters."""
+
+    shape: Shape
+    stored_name: str
+    """Under which the weights have it: its own, or another of a tied tensor."""
+
+
 def is_adapter(name: str) -> bool:
     """True for a parameter that LoRA adds."""
     return _ADAPTER.search(name) is not None
@@ -86,13 +97,24 @@ def base_name(name: str) -> str:
     return name.replace(_WRAPPED, ".")
 
 
-def check_weights(model: nn.Module, weights: StartingWeights) -> Mapping[str, Shape]:
+def stored_names(names: Iterable[str], weights: StartingWeights, *, aliases: Mapping[str, list[str]]) -> StoredNames:
+    """Names under which the weights have each tensor, the first to be read; none where they lack it.
+
+    Args:
+        names: of the model's tensors, without adapters; tied ones by their first name.
+        weights: where they are.
+        aliases: other names of tied tensors, by the first.
+    """
+    return {name: [each for each in (name, *aliases.get(name, ())) if each in weights.shapes] for name in names}
+
+
+def check_weights(model: nn.Module, weights: StartingWeights) -> Mapping[str, PlainTensor]:
     """Hold the names and shapes of the weights against the whole model; its parameters may be on the meta device.
 
     Buffers that the model computes itself, and what its class says to ignore, may be stored and are not read.
 
     Returns:
-        The shapes of the plain model's tensors, tied ones once.
+        The plain model's tensors, tied ones once.
 
     Raises:
         CheckpointError: a tensor is missing, unexpected or of another shape; names all of them.
@@ -104,7 +126,7 @@ def check_weights(model: nn.Module, weights: StartingWeights) -> Mapping[str, Sh
     # Old checkpoints hold them in every layer, as transformers once did.
     computed = {_end(name) for name, _ in model.named_buffers()}
     ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
-    found = {name: [each for each in (name, *aliases.get(name, ())) if each in stored] for name in wanted}
+    found = stored_names(wanted, weights, aliases=aliases)
     missing = [name for name, names in found.items() if not names]
     unexpected = [
         name
@@ -128,7 +150,7 @@ def check_weights(model: nn.Module, weights: StartingWeights) -> Mapping[str, Sh
             f"the weights of {weights.origin} are not those of the model:\n  " + "\n  ".join(problems),
             hint="leave `model` out to take the config that comes with the weights, or name its own config file",
         )
-    return wanted
+    return {name: PlainTensor(shape=shape, stored_name=found[name][0]) for name, shape in wanted.items()}
 
 
 def fill(model: nn.Module, weights: StartingWeights, *, device: torch.device, draw: Draw | None = None) -> None:
@@ -167,9 +189,9 @@ def _end(name: str) -> str:
 
 
 def _aliases(model: nn.Module) -> dict[str, list[str]]:
-    """Other names of tied parameters by the first name, as without adapters."""
+    """Other names of tied parameters by the first name, without adapters; a part of a model has those of the whole."""
     names = defaultdict(list)
-    for alias, first in tied_names(model).items():
+    for alias, first in (model.aliases if isinstance(model, PipelineModel) else tied_names(model)).items():
         names[base_name(first)].append(base_name(alias))
     return dict(names)
 
@@ -186,15 +208,19 @@ def _listed(what: str, names: list[str], *, near: list[str]) -> Iterator[str]:
 
 
 def give_memory(model: nn.Module, *, device: torch.device) -> None:
-    """Memory for parameters on the meta device. Buffers keep their values: no file holds those that are computed."""
+    """Memory for parameters on the meta device.
+
+    Buffers stay what and where they are: no file holds those that are computed, and they do not go where shards are
+    offloaded to.
+    """
     if not any(parameter.is_meta for parameter in model.parameters()):
         return
     # FSDP notices new memory where it is applied: on the stages of a pipeline, not on what holds them together.
     for part in [stage.module for stage in model.stages] if isinstance(model, PipelineModel) else [model]:
-        buffers = {name: buffer.clone() for name, buffer in part.named_buffers()}
+        kept = [(module, dict(module.named_buffers(recurse=False))) for module in part.modules()]
         part.to_empty(device=device)
-        for name, buffer in part.named_buffers():
-            buffer.copy_(buffers[name])
+        for module, buffers in kept:
+            module._buffers.update(buffers)
 
 
 class _WeightsReader(dcp.StorageReader):
@@ -265,7 +291,7 @@ class _WeightsReader(dcp.StorageReader):
             assert self._draw is not None
             return self._draw(name, tuple(self._held[name].shape))
         first = base_name(name)
-        stored = [each for each in (first, *self._aliases.get(first, ())) if each in self._weights.shapes]
+        stored = stored_names([first], self._weights, aliases=self._aliases)[first]
         array = self._weights.read(stored[0])
         for other in stored[1:]:
             if not np.array_equal(array, self._weights.read(other)):

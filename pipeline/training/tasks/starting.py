@@ -14,7 +14,7 @@ from torch import nn
 
 from pipeline.errors import ParameterError
 from pipeline.training.config import Lora, TrainConfig
-from pipeline.training.start.weights import Shape, StartingWeights, check_weights, fill, give_memory
+from pipeline.training.start.weights import PlainTensor, StartingWeights, check_weights, fill, give_memory
 from pipeline.training.tasks.empty_model import build_empty
 from pipeline.training.tasks.model import model_config
 from pipeline.training.tasks.task import Task
@@ -68,8 +68,8 @@ def fill_model(
     fill(model, weights, device=device, draw=draw)
 
 
-def check_start(config: TrainConfig, weights: StartingWeights | None) -> Mapping[str, Shape]:
-    """Refuse what `start_model` would refuse, without ranks; the shapes of the plain model's tensors.
+def check_start(config: TrainConfig, weights: StartingWeights | None) -> Mapping[str, PlainTensor]:
+    """Refuse what `start_model` would refuse, without ranks; the plain model's tensors.
 
     Nothing is known of a module of the user's own before it is built.
 
@@ -81,10 +81,10 @@ def check_start(config: TrainConfig, weights: StartingWeights | None) -> Mapping
     if weights is None or isinstance(config.model, str):
         return {}
     model = build_empty(model_config(config.model))
-    shapes = check_weights(model, weights)
+    tensors = check_weights(model, weights)
     if config.lora is not None:
         _adapters().target_layers(model, config.lora)
-    return shapes
+    return tensors
 
 
 def check_lora(config: TrainConfig, *, has_weights: bool) -> None:
