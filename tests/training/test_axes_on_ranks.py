@@ -9,7 +9,7 @@ from axis_ranks import Taken, take_steps, take_steps_and_resume
 from conftest import TINY_MODEL
 from rank_functions import StoppingRows, stored_tensors, train_recorded
 
-from pipeline.training.config import MeshSizes
+from pipeline.training.config import MeshSizes, ParameterGroup
 from pipeline.training.launch.spawn import spawn
 
 TIMEOUT_SECONDS = 240.0
@@ -50,11 +50,15 @@ def test_two_ranks_on_every_axis_take_the_steps_of_one(make_job, one_rank, token
         move(MeshSizes(), MeshSizes(pipeline=2), "zero3 to pipeline"),
         move(MeshSizes(pipeline=2, schedule="gpipe"), MeshSizes(tensor=2), "pipeline to tensor"),
     ]
+    grouped = {"parameter_groups": (ParameterGroup(match="lm_head", learning_rate_ratio=0.1),)}
+    jobs.append(make_job(workspace=tmp_path / "group", mesh=MeshSizes(pipeline=2), **FIELDS, **grouped))
     copied = [make_job(mesh=MeshSizes(tensor=2), **FIELDS), make_job(parallel="ddp", **FIELDS)]
     outcomes = spawn(take_steps_and_resume, jobs, moves, copied, world_size=2, timeout_seconds=TIMEOUT_SECONDS)
-    (alone,) = take_steps(one_rank, [make_job(workspace=tmp_path / "alone", **FIELDS)])
+    references = [make_job(workspace=tmp_path / f"alone {len(more)}", **FIELDS, **more) for more in ({}, grouped)]
+    alone, alone_grouped = take_steps(one_rank, references)
     names = set(alone.parameters)
-    for rank, (taken, *_) in enumerate(outcomes):
+    for rank, ((*taken, tied_in_a_group), *_) in enumerate(outcomes):
+        assert_equal(tied_in_a_group, alone_grouped, name=f"a group of the tied head, rank {rank}")
         for name, each in zip(meshes, taken, strict=True):
             assert_equal(each, alone, name=f"{name}, rank {rank}")
     assert set(outcomes[0][0][2].parameters) | set(outcomes[1][0][2].parameters) == names
