@@ -8,6 +8,7 @@ random numbers, other ranks draw others, and their losses are shown but not judg
 """
 
 import functools
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -157,15 +158,13 @@ def verify_resume(
         notice: told what begins.
 
     Raises:
-        ParameterError: a step to kill at is not one of the run's.
+        ParameterError: a step to kill at is not one of the run's, all are before the first checkpoint, or the other
+            number of ranks is the same one.
         PipelineError: what a training raised that was not killed.
     """
     config = experiment.config
-    wrong = [step for step in kills if not 0 <= step < config.steps]
-    if wrong:
-        raise ParameterError(
-            f"cannot kill at step {', '.join(map(str, wrong))}: the run has steps 0 to {config.steps - 1}"
-        )
+    kills = sorted(set(kills))
+    _check(config, kills, world_size=world_size, other_world_size=other_world_size)
     notice(f"{config.steps} steps straight on {world_size} ranks")
     (straight,) = experiment.train([experiment.job("straight")], world_size=world_size)
     for index, step in enumerate(kills):
@@ -219,6 +218,31 @@ def train_all(worker: WorkerContext, jobs: Sequence[TrainJob]) -> list[Trained]:
     return found
 
 
+def _check(config: TrainConfig, kills: Sequence[int], *, world_size: int, other_world_size: int | None) -> None:
+    """Refuse what would show nothing; errors as `verify_resume`."""
+    wrong = [step for step in kills if not 0 <= step < config.steps]
+    if wrong:
+        raise ParameterError(
+            f"cannot kill at step {', '.join(map(str, wrong))}: the run has steps 0 to {config.steps - 1}"
+        )
+    if not any(_due(config, step) for step in kills):
+        raise ParameterError(
+            f"killing at step {', '.join(map(str, kills))} comes before the first checkpoint, at step "
+            f"{config.checkpoint_every_steps}, so nothing would be resumed",
+            hint="kill later, or save more often (--checkpoint-every)",
+        )
+    if other_world_size == world_size:
+        raise ParameterError(
+            f"going on with {world_size} rank(s) is what killed trainings do anyway",
+            hint="give another number of ranks as --other-workers, or 0 for none",
+        )
+
+
+def _due(config: TrainConfig, killed_at: int) -> int:
+    """Step of the newest checkpoint that a training killed there must have committed; 0 before the first."""
+    return killed_at // config.checkpoint_every_steps * config.checkpoint_every_steps
+
+
 def _die(experiment: Experiment, job: TrainJob, *, world_size: int) -> None:
     """Run a training that must not survive.
 
@@ -245,13 +269,16 @@ def _judge(
     is_same: bool,
 ) -> ResumeCase:
     problems = []
+    due = _due(experiment.config, killed_at)
+    if trained.resumed_from != due:
+        problems.append(f"resumed from step {trained.resumed_from}, and the newest checkpoint was due at step {due}")
     expected = {done: loss for done, loss in straight.losses.items() if done > trained.resumed_from}
     errors = [
         abs(trained.losses[done] - loss) / max(abs(loss), 1e-12)
         for done, loss in expected.items()
         if done in trained.losses
     ]
-    loss_error = max(errors, default=0.0)
+    loss_error = max((math.inf if math.isnan(error) else error for error in errors), default=0.0)
     if trained.losses.keys() != expected.keys():
         problems.append(f"steps: losses of {sorted(trained.losses)}, not of {sorted(expected)}")
     if is_same and trained.losses != expected:

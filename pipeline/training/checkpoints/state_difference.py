@@ -44,10 +44,11 @@ def state_distances(
     """How far two states are apart, by kind, where they need not be bit-equal; RNG states have no distance.
 
     Returns:
-        ||a - b|| / ||b|| over all floating-point tensors of a kind together (Euclidean, in float64); infinite where the
-        kinds do not have the same entries, or an entry that is no such tensor differs.
+        ||a - b|| / ||b|| over all floating-point tensors of a kind together (Euclidean, in float64), of the optimizer
+        by what they are (`optimizer.exp_avg`, ...), for counts of steps would outweigh all else; infinite where the
+        kinds do not have the same entries, an entry that is no such tensor differs, or something is not a number.
     """
-    ours, theirs = (_state(place, made) for place, made in ((workspace, commit), (other_workspace, other)))
+    ours, theirs = (_split(_state(place, made)) for place, made in ((workspace, commit), (other_workspace, other)))
     return {
         kind: _distance(ours.get(kind, {}), theirs.get(kind, {})) for kind in sorted({*ours, *theirs}) if kind != "rng"
     }
@@ -66,7 +67,18 @@ def _distance(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
             squared_norm += float(other.double().square().sum())
         elif not _is_equal(mine, other):
             return math.inf
-    return math.sqrt(squared_difference / squared_norm) if squared_norm else math.sqrt(squared_difference)
+    distance = math.sqrt(squared_difference / squared_norm) if squared_norm else math.sqrt(squared_difference)
+    return math.inf if math.isnan(distance) else distance
+
+
+def _split(state: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The optimizer's entries by their last name."""
+    split: dict[str, dict[str, Any]] = {}
+    for kind, values in state.items():
+        for name, value in values.items():
+            of_kind = f"{kind}.{name.rpartition('.')[2]}" if kind == "optimizer" else kind
+            split.setdefault(of_kind, {})[name] = value
+    return split
 
 
 def _state(workspace: str, commit: CheckpointCommit) -> dict[str, dict[str, Any]]:
