@@ -31,6 +31,7 @@ from pipeline.training.checkpoints.checkpoint import CONFIG_NAME, DCP_DIRECTORY,
 from pipeline.training.checkpoints.commit import COMMIT_NAME, CheckpointCommit
 from pipeline.training.config import TrainConfig
 from pipeline.training.device import DeviceChoice, choose_device
+from pipeline.training.faults.out_of_memory import rows_were_cut
 from pipeline.training.launch.ray_train import Gang, GangResult, cluster_gpus, train_on_ray
 from pipeline.training.launch.sizes import choose_sizes
 from pipeline.training.loop import TrainResult
@@ -107,7 +108,8 @@ def run(context: StageContext[TrainFsdpParameters]) -> StageResult:
         export_checkpoint(store, result.commit, checkpoint)
     if start is not None:
         inherit(start, checkpoint)
-    return StageResult(metrics=_metrics(result), facts=_facts(end, config, device=device))
+    is_cut = rows_were_cut(store, asked_rows=config.micro_batch_sequences)
+    return StageResult(metrics=_metrics(result), facts=_facts(end, config, device=device, is_cut=is_cut))
 
 
 def _gang(
@@ -134,12 +136,13 @@ def _gang(
         gpus_per_worker=resources.gpus or 0.0,
         device=device,
         max_worker_failures=context.parameters.max_worker_failures,
+        memory_per_worker=resources.memory_bytes,
         labels=resources.labels,
         num_threads=max(1, (os.cpu_count() or 1) // sizes.allowed[-1]),
     )
 
 
-def _facts(end: GangResult, config: TrainConfig, *, device: DeviceChoice) -> dict[str, Any]:
+def _facts(end: GangResult, config: TrainConfig, *, device: DeviceChoice, is_cut: bool) -> dict[str, Any]:
     result = end.training
     return {
         "device": device.device,
@@ -147,8 +150,8 @@ def _facts(end: GangResult, config: TrainConfig, *, device: DeviceChoice) -> dic
         "backend": backend_of(device.device),
         "world_size": result.state.world_size,
         "world_sizes": list(end.world_sizes),
-        # Sums over ranks are rounded in another order where their number changed.
-        "bit_reproducible": len(set(end.world_sizes)) == 1,
+        # Sums are rounded in another order where the number of ranks changed, or of the passes that a step has.
+        "bit_reproducible": len(set(end.world_sizes)) == 1 and not is_cut,
         "precision": config.precision,
         "weights": "last" if config.ema is None else f"moving average, decay {config.ema.decay:g}",
         "resumed_from_step": result.resumed_from_step,

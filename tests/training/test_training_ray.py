@@ -124,8 +124,9 @@ def test_a_rank_that_raises_is_the_users_error_and_is_not_trained_again(
     assert [path.name for path in (tmp_path / "workspace" / "generations").iterdir()] == ["0001"]
 
 
-def test_a_gang_that_cannot_be_placed_is_a_cluster_error(ray_cluster, make_job) -> None:
-    gang = replace(GANG, sizes=(1,), gpus_per_worker=64.0, max_worker_failures=0, start_timeout_seconds=2.0)
+@pytest.mark.parametrize("too_much", [{"gpus_per_worker": 64.0}, {"memory_per_worker": 2**50}], ids=str)
+def test_a_gang_that_cannot_be_placed_is_a_cluster_error(ray_cluster, make_job, too_much) -> None:
+    gang = replace(GANG, sizes=(1,), max_worker_failures=0, start_timeout_seconds=2.0, **too_much)
     with pytest.raises(ClusterError, match="Ray Train could not run the workers"):
         train_on_ray(make_job(), gang=gang, make_reporter=BufferedReporter, deliver=lambda _: None)
 

@@ -74,6 +74,8 @@ class Gang:
     """Restarts of the whole gang after a rank failed. A gang that grows uses none up."""
     num_threads: int
     """Threads of torch operators in a rank."""
+    memory_per_worker: int = 0
+    """Bytes that must be free on the node of a rank; 0 where nothing is asked."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """That a node must have to run a rank."""
     start_timeout_seconds: float = START_TIMEOUT_SECONDS
@@ -155,6 +157,8 @@ def _request(launch: _Launch) -> GangRequest:
     resources = {"CPU": gang.cpus_per_worker}
     if gang.gpus_per_worker > 0:
         resources["GPU"] = gang.gpus_per_worker
+    if gang.memory_per_worker > 0:
+        resources["memory"] = gang.memory_per_worker
     return GangRequest(
         name=f"train-{launch.launch_id}",
         enter=cloudpickle.dumps(functools.partial(_enter_rank, launch)),
@@ -169,11 +173,11 @@ def _request(launch: _Launch) -> GangRequest:
         health_timeout_seconds=launch.job.config.faults.health_check_timeout_seconds,
         make_way=cloudpickle.dumps(make_way),
         record_outage=functools.partial(record, launch.job.workspace),
+        prepare=cloudpickle.dumps(functools.partial(heed, launch.job.config.preemption.signals)),
     )
 
 
 def _policy(launch: _Launch) -> Callable[..., Any]:
-        prepare=cloudpickle.dumps(functools.partial(heed, launch.job.config.preemption.signals)),
     return functools.partial(
         make_policy,
         sizes=launch.gang.sizes,
@@ -212,15 +216,15 @@ def _enter_rank(launch: _Launch) -> TrainResult | None:
         raise meant from error
 
 
-def _worker_context(gang: Gang, meeting: Meeting) -> WorkerContext:
-    context = get_context()
-    is_cuda = gang.device.device == "cuda"
-    return WorkerContext(
 def _start_name(placed_at: float) -> str:
     """Of a start in the workspace; later ones are greater as texts."""
     return f"{placed_at:020.6f}"
 
 
+def _worker_context(gang: Gang, meeting: Meeting) -> WorkerContext:
+    context = get_context()
+    is_cuda = gang.device.device == "cuda"
+    return WorkerContext(
         rank=context.get_world_rank(),
         world_size=context.get_world_size(),
         local_rank=int(get_device().index or 0) if is_cuda else context.get_local_rank(),
