@@ -174,3 +174,27 @@ def test_an_attempt_that_waits_says_for_what(project, backend) -> None:
     assert waiting.state().startswith("waiting for 1 CPUs")
     holder.end()
     assert wait(waiting).failure is None
+
+
+def test_the_placement_groups_of_an_ended_attempt_are_removed(project, backend) -> None:
+    import ray
+
+    from pipeline.cluster.ray_placement import group_name, remove_groups
+
+    def states(name: str) -> list[str]:
+        return [group["state"] for group in ray.util.placement_group_table().values() if group["name"] == name]
+
+    request = make_request(project, "sleep")
+    attempt = backend.start(request)
+    wait_for_note(attempt)
+    name = f"run/{request.stage}/1"
+    for owner in (name, "another"):
+        ray.get(ray.util.placement_group([{"CPU": 0.5}], name=group_name(owner)).ready(), timeout=60)
+    attempt.end()
+    deadline = time.monotonic() + 20
+    while states(group_name(name)) != ["REMOVED"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert remove_groups(name) == 0
+    assert states(group_name("another")) == ["CREATED"]
+    assert remove_groups("another") == 1
