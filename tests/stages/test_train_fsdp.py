@@ -142,6 +142,8 @@ def test_adapters_on_weights_that_exist_come_out_as_a_plain_model(
         ({"precision": "float8"}, "float8 needs CUDA"),
         ({"freeze": ["atention"]}, "freeze: 'atention' matches no parameter; near it .*self_attn|post_attention"),
         ({"parameter_groups": [{"match": "embeds"}]}, "'embeds' matches no parameter; near it .*embed_tokens"),
+        ({"lora": {}, "compile": True, "activation_checkpointing": "selective"}, "compile: true with activation_check"),
+        ({"freeze": ["s.0", "embed"], "mesh": {"pipeline": 2}}, r"nothing to train on rank 0 of .* \(blocks 0"),
         ({"global_batch_tokens": 100}, "global_batch_tokens 100 is no multiple"),
         ({"model": MODEL | {"vocab_size": 250}}, "the dataset's vocabulary has 300 tokens, the model's vocab_size is"),
         ({"model": MODEL | {"max_position_embeddings": 16}}, "max_position_embeddings is 16"),
