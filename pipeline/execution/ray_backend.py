@@ -47,11 +47,28 @@ class HeadWatch:
 
     def is_gone(self) -> bool:
         """True where it did not answer `HEAD_FAILURES` times in a row."""
-        now = time.monotonic()
-        if self._num_failures < HEAD_FAILURES and now - self._looked_at >= HEAD_LOOK_SECONDS:
-            self._looked_at = now
-            self._num_failures = 0 if ray_connection.answers(self.address) else self._num_failures + 1
+        if time.monotonic() - self._looked_at >= HEAD_LOOK_SECONDS:
+            self._look()
         return self._num_failures >= HEAD_FAILURES
+
+    def is_found(self) -> bool:
+        """Look now, and until it answers or is gone; True where it answered.
+
+        Asked before a call that speaks to the head: Ray would block in it for a minute and then end this process.
+        """
+        while not self._look():
+            if self._num_failures >= HEAD_FAILURES:
+                return False
+            time.sleep(HEAD_LOOK_SECONDS)
+        return True
+
+    def _look(self) -> bool:
+        if self._num_failures >= HEAD_FAILURES:
+            return False
+        self._looked_at = time.monotonic()
+        answered = ray_connection.answers(self.address)
+        self._num_failures = 0 if answered else self._num_failures + 1
+        return answered
 
 
 class RayAttempt:
@@ -123,7 +140,7 @@ class RayAttempt:
 
     def end(self) -> None:
         """See `Attempt.end`."""
-        if self._head.is_gone():
+        if not self._head.is_found():
             return  # what ran on it ends with it
         with contextlib.suppress(RayError):
             ray.kill(self._actor, no_restart=True)
@@ -152,7 +169,7 @@ class RayBackend:
         Raises:
             ClusterError: the head is gone; no attempt can be started.
         """
-        if self._head.is_gone():
+        if not self._head.is_found():
             raise ClusterError(self._head.why, hint="`pipeline rerun RUN_ID` takes the run up on a new head")
         return self._capacity
 

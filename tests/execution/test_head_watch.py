@@ -29,15 +29,25 @@ def test_looks_that_fail_for_a_while_are_no_end(monkeypatch: pytest.MonkeyPatch)
     assert not any(watch.is_gone() for _ in range(HEAD_FAILURES + 3))
 
 
+def test_a_head_that_comes_back_is_waited_for_before_it_is_spoken_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_backend, "HEAD_LOOK_SECONDS", 0.0)
+    answers = iter([*[False] * (HEAD_FAILURES - 1), True])
+    monkeypatch.setattr(ray_backend.ray_connection, "answers", lambda _: next(answers))
+    assert HeadWatch("127.0.0.1:1").is_found()
+    assert next(answers, None) is None
+
+
 def test_no_attempt_is_started_on_a_head_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_backend, "HEAD_LOOK_SECONDS", 0.0)
     monkeypatch.setattr(ray_backend.ray_connection, "connect", lambda address, *, verbose: "the capacity")
-    monkeypatch.setattr(ray_backend.ray_connection, "answers", lambda _: False)
+    looks = []
+    monkeypatch.setattr(ray_backend.ray_connection, "answers", lambda _: looks.append(True))
     left = []
     monkeypatch.setattr(ray_backend.ray_connection, "disconnect", lambda: left.append(True))
     backend = RayBackend(address="10.0.0.1:6379", verbose=False)
-    assert [backend.capacity() for _ in range(HEAD_FAILURES - 1)] == ["the capacity"] * (HEAD_FAILURES - 1)
-    with pytest.raises(ClusterError, match=r"the Ray head at 10.0.0.1:6379 does not answer any more"):
-        backend.capacity()
+    for _ in range(2):
+        with pytest.raises(ClusterError, match=r"the Ray head at 10.0.0.1:6379 does not answer any more"):
+            backend.capacity()
+    assert len(looks) == HEAD_FAILURES
     backend.close()
     assert left == []
