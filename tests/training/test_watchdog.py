@@ -38,11 +38,16 @@ def leave_idle(watched: Watchdog, seconds: float) -> None:
 
 def test_it_names_rank_step_wait_and_stacks() -> None:
     watched, told, ended = watchdog()
+    others = [threading.Thread(target=ended.wait, args=(30,)) for _ in range(60)]
+    for other in others:
+        other.start()
     with watched.watching():
         watched.step_done()
         watched.waits_for("data", step=7, detail=lambda: "train-00003.npy of s3://corpus")
         leave_idle(watched, 1.1 * LIMIT_SECONDS)
         assert ended.wait(10)
+    for other in others:
+        other.join()
     (error,) = told
     assert type(error) is StalledError
     assert error.message.startswith("rank 1, step 8, waiting for data (train-00003.npy of s3://corpus): no pro")

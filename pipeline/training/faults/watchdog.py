@@ -53,6 +53,8 @@ class Watchdog:
     _step: int = 0
     _progress_at: float = field(default_factory=time.monotonic)
     _is_started: bool = False
+    _thread: int = field(default_factory=threading.get_ident)
+    """That which is watched."""
     _durations: deque[float] = field(default_factory=lambda: deque(maxlen=_MEDIAN_OF))
 
     def waits_for(
@@ -101,7 +103,7 @@ class Watchdog:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch until the block is left."""
-        self._progress_at = time.monotonic()
+        self._progress_at, self._thread = time.monotonic(), threading.get_ident()
         over = threading.Event()
         thread = threading.Thread(target=self._watch, args=(over,), name="watchdog", daemon=True)
         thread.start()
@@ -131,7 +133,7 @@ class Watchdog:
         name = self._own_limit[0] if limit > self._step_limit_seconds else name
         kind = StalledError if self._waits_for in _OWN_WORK else WaitingError
         return kind(
-            f"{where}: no progress for {idle:.1f} s (limit {limit:g} s)\n{_stacks()}",
+            f"{where}: no progress for {idle:.1f} s (limit {limit:g} s)\n{_stacks(first=self._thread)}",
             hint=f"if this is no fault but slow work, raise `{name}`",
         )
 
@@ -149,9 +151,11 @@ class Watchdog:
                 return
 
 
-def _stacks() -> str:
-    """What every thread of this process is doing."""
+def _stacks(*, first: int) -> str:
+    """What every thread of this process is doing; that of the thread `first` before the others, whatever is cut off."""
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file=file)
         file.seek(0)
-        return file.read()[:_STACK_CHARACTERS]
+        threads = file.read().split("\n\n")
+    threads.sort(key=lambda text: f"Thread 0x{first:016x}" not in text)
+    return "\n\n".join(threads)[:_STACK_CHARACTERS]
