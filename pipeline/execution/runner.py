@@ -148,8 +148,10 @@ class Runner:
             if self._backend is None:
                 self._backend = self._connect()
             backend = self._backend
-            check_here(run.stage, backend.capacity())
-        resources, reason = assign(run.stage, backend.capacity())
+        capacity = backend.capacity()
+        if backend is not self._driver_backend:
+            check_here(run.stage, capacity)
+        resources, reason = assign(run.stage, capacity)
         run.start(
             fingerprint=fingerprint,
             reason=plan.reason,

@@ -65,7 +65,8 @@ def _hop(hop: Hop) -> dict[str, Any]:
         made["with"] = {name: _escaped(getattr(after, name)) for name in hop.changes["with"]}
     if "resources" in hop.changes:
         made["resources"] = dict(hop.changes["resources"])
-    if hop.stage.timeout_seconds is not None:  # also where it is that of the stage: it may be all that the hop says
+    # Also where it is that of the stage, or none: it may be all that the hop says.
+    if hop.stage.timeout_seconds is not None or "limits" in hop.changes:
         made["timeout_seconds"] = hop.stage.timeout_seconds
     return made
 

@@ -29,7 +29,7 @@ class Hop:
 
     def __str__(self) -> str:
         said = [f"{name} {value}" for part in self.changes.values() for name, value in part.items()]
-        what = ", ".join(said) if self.stage is not None else "keep the champion"
+        what = (", ".join(said) or "the same again") if self.stage is not None else "keep the champion"
         return f"{what} (on {', '.join(self.on)})"
 
 

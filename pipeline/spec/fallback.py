@@ -23,6 +23,13 @@ def overlaid(stage: MapNode, hop: MapNode) -> MapNode:
 
 def why_no_hop(hop: MapNode, *, is_last: bool) -> str | None:
     """What is wrong with a hop as a whole, or None."""
+    empty = [
+        entry.name
+        for entry in hop.entries
+        if entry.name in _MERGED and not (isinstance(entry.value, MapNode) and entry.value.entries)
+    ]
+    if empty:
+        return f"{', '.join(empty)} of a hop says what changes, as a mapping"
     names = {entry.name for entry in hop.entries}
     changes = names & {*_MERGED, *_REPLACED}
     if "keep" in names and changes:

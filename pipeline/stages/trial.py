@@ -172,10 +172,10 @@ def _hold(
         traffic = replace(
             traffic, queued_copies=parameters.queued_copies, concurrent_copies=parameters.concurrent_copies
         )
-    started = heard_at = time.monotonic()
     evidence = Evidence()
     try:
         set_traffic(application, traffic, timeout_seconds=SWITCH_SECONDS)
+        started = heard_at = time.monotonic()  # behind the wait for whoever changes the application
         while True:
             found = collect(application, trial_id=traffic.trial_id)
             now = time.monotonic()

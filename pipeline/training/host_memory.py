@@ -4,9 +4,9 @@ Owns the settings of the C library's allocator. Knows nothing of tensors. The on
 back to the kernel when they are freed, smaller ones stay, because the next step takes the same again.
 
 glibc's own rule moves with what is freed, up to 32 MB. Large and small blocks then share one heap, which comes to hold
-twice what is alive. By `pipeline bench train --only speed,memory` on two cores, with the limit at 4, 8, 12 and 32 MB: 0.905,
-0.978, 0.995 and 0.996 of a bare loop's tokens a second, and a rank of a 42 M model in zero3 holds 580, 643, 709 and 935
-MB above its libraries.
+twice what is alive. By `pipeline bench train --only speed,memory` on two cores, with the limit at 4, 8, 12 and 32 MB:
+0.905, 0.978, 0.995 and 0.996 of a bare loop's tokens a second, and a rank of a 42 M model in zero3 holds 580, 643, 709
+and 935 MB above its libraries.
 """
 
 import ctypes

@@ -55,6 +55,26 @@ def test_a_hop_that_only_repeats_the_timeout_of_its_stage_is_kept_too(open_text,
     assert [hop.stage.timeout_seconds for hop in again.stages[1].fallback] == [60, 60]
 
 
+def test_a_hop_may_take_the_deadline_away_and_says_so_when_it_changes_nothing(open_text, chain):
+    no_deadline = """    timeout_seconds: 60
+    fallback:
+      - timeout_seconds: null
+      - timeout_seconds: 60
+"""
+    flow = open_text(with_fallback(chain, no_deadline))
+    first, second = flow.stages[1].fallback
+    assert (first.stage.timeout_seconds, second.stage.timeout_seconds) == (None, 60)
+    assert str(second) == "the same again (on infra)"
+    again = open_flow_text(resolved_text(flow), file=flow.spec.file)
+    assert again.stages[1].fallback == flow.stages[1].fallback
+
+
+@pytest.mark.parametrize("hop", ["with: 3", "with:", "resources: 7", "with: {}"])
+def test_a_hop_whose_change_is_no_mapping_is_refused(open_text, chain, hop):
+    with pytest.raises(SpecError, match="of a hop says what changes, as a mapping"):
+        open_text(with_fallback(chain, f"    fallback:\n      - {hop}\n"))
+
+
 def test_problems_of_all_hops_are_told_at_once_where_they_stand(open_text, chain):
     wrong = """    fallback:
       - with: {device: cud}

@@ -9,6 +9,8 @@ import pytest
 from flax import nnx
 from tiny_llama import LIMITS, WAIT_SECONDS, Reader, eventually, greedy, prompt_of
 
+from pipeline.models.packed.modules import PackedProjection
+from pipeline.models.packed.product import support
 from pipeline.serving.engine.engine import Engine
 from pipeline.serving.engine.engine_thread import EngineUnavailable
 from pipeline.serving.engine.metrics import Metrics
@@ -18,6 +20,12 @@ from pipeline.serving.engine.token_rules import Chosen
 
 def request(name, prompt, num, **how):
     return Request(request_id=name, prompt=tuple(prompt), sampling=Sampling(max_tokens=num, temperature=0.0, **how))
+
+
+def test_what_serves_on_a_cpu_is_packed_where_it_can_be(executor):
+    parameters = executor._parameters
+    modules = nnx.iter_modules(parameters.rebuild(parameters.arrays))
+    assert any(isinstance(one, PackedProjection) for _, one in modules) == (support().target is not None)
 
 
 # 16 and 32 are chunk sizes, 128 an attention bucket.

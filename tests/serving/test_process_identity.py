@@ -27,6 +27,9 @@ def test_other_code_is_another_process(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "serving" / "http").mkdir(parents=True)
     (tmp_path / "models").mkdir()
     (tmp_path / "errors.py").write_text("")
+    (tmp_path / "settings.py").write_text("")
+    source = tmp_path / "models" / "product.cc"
+    source.write_text("// a\n")
     file = tmp_path / "serving" / "http" / "deep.py"
     file.write_text("a = 1\n")
     for name in ("cluster/ledger.py", "spec/gate.py"):
@@ -35,4 +38,7 @@ def test_other_code_is_another_process(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(process_identity, "PACKAGE", tmp_path)
     before = identity()
     file.write_text("a = 2\n")
-    assert identity() != before
+    changed = identity()
+    assert changed != before
+    source.write_text("// b\n")
+    assert identity() != changed

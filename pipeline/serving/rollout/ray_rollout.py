@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
 from pipeline import errors
@@ -20,7 +19,7 @@ from pipeline.cluster.ledger import Claim
 from pipeline.errors import ClusterError, PipelineError, StageError
 from pipeline.serving.replica_settings import ReplicaConfig, read_config
 from pipeline.serving.rollout.ray_claims import check_room
-from pipeline.serving.rollout.ray_serve import DEPLOYMENT, deploy, replica_error, wait_until_running
+from pipeline.serving.rollout.ray_serve import DEPLOYMENT, deploy, replica_error, serve_applications, wait_until_running
 
 POLL_SECONDS = 0.05
 SETTLE_SECONDS = 30.0
@@ -77,11 +76,9 @@ class RollOut:
 
 def running_applications() -> dict[str, RunningApplication]:
     """Applications of ours on the connected cluster, by name; none where Ray Serve does not run."""
-    client = _get_global_client(raise_if_no_controller_running=False)
-    applications: Mapping[str, Any] = {} if client is None else client.get_serve_details()["applications"]
     return {
         name: _running(name, found)
-        for name, found in applications.items()
+        for name, found in serve_applications().items()
         if (found["deployments"].get(DEPLOYMENT) or {}).get("deployment_config", {}).get("user_config")
     }
 

@@ -261,11 +261,15 @@ def own_error(text: str) -> tuple[str, str]:
     return "", text.strip()
 
 
+def serve_applications() -> Mapping[str, Any]:
+    """What Ray Serve says of every application, by name; empty where it does not run."""
+    client = _get_global_client(raise_if_no_controller_running=False)
+    return {} if client is None else client.get_serve_details()["applications"]
+
+
 def _scaling(application: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Ray Serve goes to `initial_replicas` whenever it is told anything, so it is never fewer than run."""
-    client = _get_global_client(raise_if_no_controller_running=False)
-    applications = {} if client is None else client.get_serve_details()["applications"]
-    deployment = applications.get(application, {}).get("deployments", {}).get(DEPLOYMENT, {})
+    deployment = serve_applications().get(application, {}).get("deployments", {}).get(DEPLOYMENT, {})
     states = [str(getattr(one["state"], "value", one["state"])) for one in deployment.get("replicas", ())]
     running = sum(state in ("RUNNING", "UPDATING") for state in states)
     least = given.get("initial_replicas", given["min_replicas"])
@@ -273,9 +277,7 @@ def _scaling(application: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _route_prefix(name: str) -> str:
-    client = _get_global_client(raise_if_no_controller_running=False)
-    applications: Mapping[str, Any] = {} if client is None else client.get_serve_details()["applications"]
-    prefixes = {app: details["route_prefix"] for app, details in applications.items()}
+    prefixes = {app: details["route_prefix"] for app, details in serve_applications().items()}
     if prefixes.get(name):
         return str(prefixes[name])
     return "/" if "/" not in prefixes.values() and not name.endswith(CHALLENGER_SUFFIX) else f"/{name}"

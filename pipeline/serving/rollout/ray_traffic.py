@@ -40,7 +40,8 @@ def set_traffic(application: str, settings: TrafficSettings | None, *, timeout_s
     """Begin a trial on every replica, or end the one that runs; the processes and models stay as they are.
 
     Raises:
-        ClusterError: the application does not run, or a replica did not take it in time.
+        ClusterError: the application does not run, somebody else changed it for `LOCK_SECONDS`, or a replica did not
+            take it within `timeout_seconds` after that.
     """
     wanted: Mapping[str, Any] = {} if settings is None else settings.as_json()
     # The whole configuration is read and written back: nobody else may change it in between.

@@ -76,8 +76,9 @@ def met(
         The worker with the gang's open store, and what was found.
 
     Raises:
-        ParameterError: a rank lacks its device or space for checkpoints; names every problem of every rank.
-        ClusterError: ranks cannot reach each other or did not come, or their clocks differ.
+        ParameterError: a rank lacks its device, or has no route to rank 0's host.
+        ClusterError: ranks cannot reach each other or did not come, their clocks differ, or there is no space for
+            checkpoints. But for a missing route, both name every problem of every rank.
     """
     problems = local_problems(worker, workspace=workspace)
     address = worker.store_address
@@ -189,9 +190,13 @@ def clock_offset(place: Mapping[str, Any]) -> float:
         for _ in range(_CLOCK_ROUNDS):
             asked_at, start = time.time(), time.perf_counter()
             link.sendall(b"?")
-            answer = json.loads(_line(link))
+            try:
+                answer = json.loads(_line(link))
+                is_rank = answer["token"] == place["token"]
+            except (ValueError, KeyError, TypeError):
+                is_rank = False
             took = time.perf_counter() - start
-            if answer["token"] != place["token"]:
+            if not is_rank:
                 raise OSError("another process answers there")
             if took < best:
                 best, offset = took, answer["time"] - (asked_at + took / 2)

@@ -84,22 +84,17 @@ class GangRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meeting:
-    """What each rank is told before it starts. Times are seconds since the epoch by the clock of the controller."""
+    """What each rank is told before it starts."""
 
     store_address: str
     """Where rank 0 makes the TCP store, `host:port`."""
-    world_sizes: tuple[int, ...]
-    """Of every start so far, the present one last."""
-    asked_at: float
-    """When this start was asked for."""
     placed_at: float
-    """When all workers were there."""
+    """When all workers were there, in seconds since the epoch by the clock of the controller."""
 
     @classmethod
     def here(cls) -> "Meeting":
         """Of the gang that this process is a worker of."""
-        fields = json.loads(os.environ[GANG_VARIABLE])
-        return cls(**{**fields, "world_sizes": tuple(fields["world_sizes"])})
+        return cls(**json.loads(os.environ[GANG_VARIABLE]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,8 +104,6 @@ class GangEnd:
     value: bytes | None
     """Pickled, what rank 0 returned."""
     error: TrainingFailedError | None
-    world_sizes: tuple[int, ...]
-    """Of every start."""
     placed_at: float
     """As the last start's `Meeting` says; 0 where there was none."""
 
@@ -119,7 +112,6 @@ class Starts(WorkerGroupCallback, ControllerCallback):
     """Tells ranks where they meet, and writes down when a gang was lost."""
 
     def __init__(self, record_outage: Callable[[float, float], None], *, prepare: bytes) -> None:
-        self.world_sizes: list[int] = []
         self.placed_at = 0.0
         self._asked_at = time.time()
         self._noticed_at: float | None = None
@@ -133,7 +125,7 @@ class Starts(WorkerGroupCallback, ControllerCallback):
 
     def before_controller_execute_resize_decision(self, resize_decision: Any) -> None:
         """A gang is asked for; the workers of the one before still stand, failed ones too."""
-        if self.world_sizes:
+        if self.placed_at:
             self._asked_at = time.time()
 
     def after_worker_group_shutdown(self, worker_group_context: Any) -> None:
@@ -143,13 +135,10 @@ class Starts(WorkerGroupCallback, ControllerCallback):
 
     def after_worker_group_start(self, worker_group: Any) -> None:
         """All workers are there."""
-        self.world_sizes.append(len(worker_group))
         self.placed_at = time.time()
         host, port = worker_group.execute_single(0, get_address_and_port)
         meeting = {
             "store_address": f"{host}:{port}",
-            "world_sizes": self.world_sizes,
-            "asked_at": self._asked_at,
             "placed_at": self.placed_at,
         }
         worker_group.execute(_learn, json.dumps(meeting), self._prepare)
@@ -307,8 +296,8 @@ def run_gang(request: GangRequest, *, make_policy: Callable[[ScalingConfig], Sca
         try:
             value = trainer.fit().return_value
         except TrainingFailedError as error:
-            return GangEnd(value=None, error=error, world_sizes=tuple(starts.world_sizes), placed_at=starts.placed_at)
-    return GangEnd(value=value, error=None, world_sizes=tuple(starts.world_sizes), placed_at=starts.placed_at)
+            return GangEnd(value=None, error=error, placed_at=starts.placed_at)
+    return GangEnd(value=value, error=None, placed_at=starts.placed_at)
 
 
 def _enter_worker(config: dict[str, Any]) -> bytes:
