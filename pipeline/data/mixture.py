@@ -79,11 +79,6 @@ class MixtureDataset:
         return self._first.vocabulary_size
 
     @property
-    def eos_token_id(self) -> int:
-        """Id that ends a document."""
-        return self._first.eos_token_id
-
-    @property
     def tokenizer_path(self) -> Path:
         """The `tokenizer.json`, the same in every dataset."""
         return self._first.tokenizer_path

@@ -48,7 +48,7 @@ def export_merged(
     Raises:
         CheckpointError: a file is damaged, or an adapter changes no tensor of the plain model.
     """
-    source = store.local_path(commit.key.prefix)
+    source = store.local_path(commit.key.prefix, names=[entry.path for entry in commit.files])
     trained = open_weights(str(source))
     adapters = {name: trained.read(name) for name in trained.shapes}
     pairs = adapter_pairs(adapters)

@@ -6,11 +6,9 @@ lie; a copy in another format would cost their size in disk and time, and a rank
 """
 
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from converters.source import COMPANION_FILES, COMPANION_PATTERN
 from converters.starting_weights import NamedWeights, open_weights
 from pipeline.stages.checkpoint_identity import digest_of, local_place
 from pipeline.stages.parameters import TrainFsdpParameters
@@ -76,11 +74,7 @@ def inherit(start: StartingPoint, directory: Path) -> tuple[str, ...]:
     tokenizer = directory / TOKENIZER_NAME
     if TOKENIZER_NAME in offered and not _same(tokenizer, offered[TOKENIZER_NAME]):
         return ()
-    added = [
-        name
-        for name in offered
-        if (name in COMPANION_FILES or fnmatch(name, COMPANION_PATTERN)) and not (directory / name).exists()
-    ]
+    added = [name for name in offered if not (directory / name).exists()]
     for name in added:
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(offered[name])

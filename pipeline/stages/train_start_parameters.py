@@ -1,6 +1,7 @@
 """Parameters of `train.fsdp` that say what is trained on top of weights that exist.
 
-Owns their names, types, defaults and ranges. Knows nothing of how adapters work.
+Owns their names, types, defaults and ranges. Knows nothing of how adapters work. The one decision: `enabled` is a
+parameter of its own, so one flow trains with adapters or without by one value.
 """
 
 from pydantic import Field

@@ -76,12 +76,12 @@ def _problems(
     config: TrainConfig, *, sequence_length: int | None, shape: ModelShape | None, batch: BatchPlan | None
 ) -> Iterator[tuple[str, str]]:
     sizes = config.mesh
+    if sizes.pipeline == 1 and sizes.schedule != "1f1b":
+        yield (
+            f"mesh: schedule {sizes.schedule} is of a pipeline, found pipeline 1",
+            "set `mesh.pipeline`, or leave `schedule` out",
+        )
     if sizes.model_ranks == 1:
-        if sizes.schedule != "1f1b":
-            yield (
-                f"mesh: schedule {sizes.schedule} is of a pipeline, found pipeline 1",
-                "set `mesh.pipeline`, or leave `schedule` out",
-            )
         return
     if shape is None or sequence_length is None:
         yield (
@@ -105,11 +105,6 @@ def _problems(
         yield from _tensor_problems(config, sequence_length=sequence_length, shape=shape)
     if sizes.pipeline > 1:
         yield from _pipeline_problems(config, shape=shape, batch=batch)
-    elif sizes.schedule != "1f1b":
-        yield (
-            f"mesh: schedule {sizes.schedule} is of a pipeline, found pipeline 1",
-            "set `mesh.pipeline`, or leave `schedule` out",
-        )
     if sizes.context > 1:
         yield from _context_problems(config, sequence_length=sequence_length, shape=shape)
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from pipeline.errors import ClusterError
-from pipeline.training.parallel.mesh import Mesh
+from pipeline.training.parallel.mesh import TENSOR_AXIS, Mesh
 from pipeline.training.parallel.pipeline import PipelineModel
 
 _SHOWN = 3
@@ -65,7 +65,7 @@ def _copies(model: nn.Module, mesh: Mesh) -> list[tuple[dist.ProcessGroup, dict[
     names: tuple[str, ...] = mesh.fsdp.mesh_dim_names or ()
     if len(names) == 2 and mesh.fsdp.size(0) > 1:
         found.append((mesh.fsdp[names[0]].get_group(), named))
-    tensor = mesh.axis("tensor")
+    tensor = mesh.axis(TENSOR_AXIS)
     if tensor is not None:
         whole = {
             name: item

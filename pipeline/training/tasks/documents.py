@@ -24,8 +24,6 @@ TokensAndPlaces = Mapping[str, np.ndarray]
 LIMIT = 1e-6
 """Largest logit difference of tokens whose document is the same, over the largest logit. Measured with random weights:
 exactly 0 for Llama, GPT-2, Qwen, Mistral, Gemma, Phi, Falcon, OLMo; 0.001 for BLOOM, 0.03 for OPT, 0.09 for MPT."""
-FLOAT8_LIMIT = 0.25
-"""float8 scales a tensor by its largest value, whichever document that is in."""
 
 
 def check_documents(config: TrainConfig) -> None:
@@ -49,9 +47,7 @@ def check_documents(config: TrainConfig) -> None:
 
 
 @torch.no_grad()
-def prove_documents(
-    model: nn.Module, worker: WorkerContext, *, num_rows: int, length: int, vocabulary: int, limit: float = LIMIT
-) -> None:
+def prove_documents(model: nn.Module, worker: WorkerContext, *, num_rows: int, length: int, vocabulary: int) -> None:
     """Change the first half of a row and see that a document in the second half does not notice.
 
     All ranks call this together; two forward passes of the shape of a micro-batch, in evaluation mode.
@@ -74,7 +70,7 @@ def prove_documents(
     difference = ((first - second).abs().max() / first.abs().max().clamp_min(torch.finfo(torch.float32).tiny)).double()
     dist.all_reduce(difference, op=dist.ReduceOp.MAX)
     found = float(difference)
-    if not found <= limit:
+    if not found <= LIMIT:
         raise ParameterError(
             f"document_masks: a document of this model sees the one before it (its logits differ by {found:.2g} of the "
             "largest)",

@@ -19,8 +19,6 @@ from transformers import PretrainedConfig
 from pipeline.training.checkpoints.checkpoint import CONFIG_NAME, TOKENIZER_NAME
 from pipeline.training.config import BatchPlan, TrainConfig
 from pipeline.training.tasks.documents import (
-    FLOAT8_LIMIT,
-    LIMIT,
     TokensAndPlaces,
     check_documents,
     prove_documents,
@@ -53,7 +51,6 @@ class LanguageTask:
         self._config: PretrainedConfig = model_config(config.model)
         self._dataset = dataset
         self._document_masks = config.document_masks
-        self._document_limit = FLOAT8_LIMIT if config.precision == "float8" else LIMIT
         self._is_proved = False
         check_fits(self._config, vocabulary_size=dataset.vocabulary_size, sequence_length=dataset.sequence_length)
 
@@ -135,7 +132,6 @@ class LanguageTask:
                 num_rows=len(tokens_BS),
                 length=length,
                 vocabulary=self._config.vocab_size,
-                limit=self._document_limit,
             )
             self._is_proved = True
         return loss_sum(model, *to_device(tokens_BS, worker, places_BS=places_BS))

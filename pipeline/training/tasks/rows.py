@@ -39,11 +39,6 @@ class TokenRows(Protocol):
         ...
 
     @property
-    def eos_token_id(self) -> int:
-        """Id that ends a document."""
-        ...
-
-    @property
     def tokenizer_path(self) -> Path:
         """The `tokenizer.json`, kept with every checkpoint."""
         ...
