@@ -2,17 +2,13 @@
 
 import json
 
-import jax
 import pytest
 from flax import nnx
-from tiny_llama import CONFIG, LIMITS, VOCABULARY, Warm, make_tokenizer, random_leaves
+from tiny_llama import CONFIG, LIMITS, VOCABULARY, Warm, make_tokenizer, random_leaves, warm_executor
 
 from pipeline.models.checkpoint import build_model, save_parameters
 from pipeline.models.registry import describe_config
-from pipeline.serving.accelerator.mesh import ServingMesh
-from pipeline.serving.engine.buckets import Buckets
 from pipeline.serving.engine.engine import Engine
-from pipeline.serving.engine.executor import ModelExecutor
 from pipeline.serving.engine.metrics import Metrics
 from pipeline.serving.grammar.vocabulary import Vocabulary
 
@@ -34,19 +30,7 @@ def model():
 
 @pytest.fixture(scope="session")
 def executor(model):
-    copy = nnx.clone(model)
-    buckets = Buckets.for_limits(
-        slots=LIMITS.slots,
-        context=LIMITS.context,
-        chunk_tokens=LIMITS.chunk_tokens,
-        smallest_attention=128,
-        copies_prefixes=True,
-    )
-    made = ModelExecutor(
-        copy, limits=LIMITS, buckets=buckets, mesh=ServingMesh.of(jax.devices("cpu")[0]), dtype="float32"
-    )
-    made.warm_up()
-    return made
+    return warm_executor(nnx.clone(model))
 
 
 @pytest.fixture(scope="session")

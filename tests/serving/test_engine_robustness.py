@@ -1,56 +1,19 @@
 """Whatever is aborted, fails or goes on for long: slots, cache and memory stay exact, and nobody waits for ever."""
 
-import gc
 import random
 import threading
 import time
 
-import psutil
 import pytest
-from tiny_llama import LIMITS, Reader, eventually, greedy, prompt_of
+from tiny_llama import LIMITS, Device, Reader, eventually, greedy, prompt_of, request
 
-from pipeline.serving.engine.buckets import Buckets
 from pipeline.serving.engine.engine import Engine
 from pipeline.serving.engine.engine_thread import EngineUnavailable
 from pipeline.serving.engine.metrics import Metrics
-from pipeline.serving.engine.request import FinishReason, Request, Sampling
+from pipeline.serving.engine.request import FinishReason
 from pipeline.serving.engine.scheduler import Limits
-from pipeline.serving.engine.token_rules import Chosen
 
 NUM_ABORTED = 1000
-NUM_SOAKED = 20_000
-GROWN_OBJECTS = 500
-"""One object kept for each request would be 18,000 more; -1 measured."""
-GROWN_BYTES = 8 * 2**20
-"""Resident; 0.3 MiB measured for 18,000 requests, 1.4 MiB for 300 on the device."""
-
-
-def request(name, prompt, num, **how):
-    return Request(request_id=name, prompt=tuple(prompt), sampling=Sampling(max_tokens=num, temperature=0.0, **how))
-
-
-class Device:
-    """An executor that gives out token 3, and does in between what a test asks for."""
-
-    def __init__(self, limits, *, before_decode=lambda step: None, before_prefill=lambda step: None):
-        self.buckets = Buckets.for_limits(
-            slots=limits.slots, context=limits.context, chunk_tokens=limits.chunk_tokens, copies_prefixes=True
-        )
-        self.before_decode, self.before_prefill = before_decode, before_prefill
-
-    def warm_up(self, *, on_progress=None):
-        return 0.0
-
-    def prefill(self, step, *, rules):
-        self.before_prefill(step)
-        return Chosen([3] if step.is_last else [])
-
-    def decode(self, step, *, rules):
-        self.before_decode(step)
-        return [Chosen([3] * row.budget) for row in step.rows]
-
-    def place(self, leaves):
-        return leaves
 
 
 @pytest.fixture
@@ -188,53 +151,3 @@ def test_a_client_that_is_gone_frees_its_slot_within_one_step(start, gone_by):
     assert not any("gone" in rows for rows in computed[num_before:])
     assert reader.finish("stays") is FinishReason.LENGTH
     eventually(lambda: engine.why_unbalanced() is None)
-
-
-def measured():
-    gc.collect()
-    return len(gc.get_objects()), psutil.Process().memory_info().rss
-
-
-def soak(engine, num, *, longest_prompt, longest_answer):
-    """Keeps the queue filled with `num` requests, of which some are aborted, and waits for the last."""
-    rng = random.Random(num)
-    open_requests = threading.Semaphore(200)
-
-    def sink(chunks):
-        for chunk in chunks:
-            if chunk.finish is not None:
-                open_requests.release()
-
-    shared = prompt_of(longest_prompt, seed=1)
-    for index in range(num):
-        open_requests.acquire(timeout=60)
-        prompt = shared[: rng.randint(1, longest_prompt // 2)] + shared[: rng.randint(1, longest_prompt // 2)]
-        engine.submit(request(f"r{index}", prompt, rng.randint(1, longest_answer)), sink=sink)
-        if index % 10 == 0:
-            engine.cancel(f"r{index}")
-    for _ in range(200):
-        assert open_requests.acquire(timeout=60)
-    eventually(lambda: engine.why_unbalanced() is None)
-
-
-def test_twenty_thousand_requests_leave_memory_flat(start):
-    limits = Limits(slots=32, context=160, chunk_tokens=32, decode_steps=4, prefix_granularity=16)
-    engine = start(Device(limits), limits)
-    soak(engine, 2000, longest_prompt=60, longest_answer=6)
-    objects, resident = measured()
-    soak(engine, NUM_SOAKED - 2000, longest_prompt=60, longest_answer=6)
-    objects_after, resident_after = measured()
-    assert objects_after - objects < GROWN_OBJECTS
-    assert resident_after - resident < GROWN_BYTES
-    assert engine.metrics.value("request_success_total", label="length") > 0.85 * NUM_SOAKED
-
-
-def test_three_hundred_requests_on_the_device_leave_memory_flat(engine):
-    soak(engine, 100, longest_prompt=120, longest_answer=20)
-    objects, resident = measured()
-    soak(engine, 300, longest_prompt=120, longest_answer=20)
-    objects_after, resident_after = measured()
-    assert objects_after - objects < GROWN_OBJECTS
-    assert resident_after - resident < GROWN_BYTES
-    assert engine.status().num_compiles_while_serving == 0
-    assert engine.metrics.value("prefix_cache_hits_total") > 0

@@ -4,6 +4,7 @@ import functools
 import queue
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -11,7 +12,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pipeline.models.checkpoint import abstract_leaves
 from pipeline.models.registry import describe_config
+from pipeline.serving.accelerator.mesh import ServingMesh
+from pipeline.serving.engine.buckets import Buckets
+from pipeline.serving.engine.executor import ModelExecutor
+from pipeline.serving.engine.request import Request, Sampling
 from pipeline.serving.engine.scheduler import Limits
+from pipeline.serving.engine.token_rules import Chosen
 
 WAIT_SECONDS = 60
 VOCABULARY = 320
@@ -129,3 +135,46 @@ class Warm:
 
     def warm_up(self, *, on_progress=None):
         return 0.0
+
+
+def request(name, prompt, num, **how):
+    return Request(request_id=name, prompt=tuple(prompt), sampling=Sampling(max_tokens=num, temperature=0.0, **how))
+
+
+class Device:
+    """An executor that gives out token 3, and does in between what a test asks for."""
+
+    def __init__(self, limits, *, before_decode=lambda step: None, before_prefill=lambda step: None):
+        self.buckets = Buckets.for_limits(
+            slots=limits.slots, context=limits.context, chunk_tokens=limits.chunk_tokens, copies_prefixes=True
+        )
+        self.before_decode, self.before_prefill = before_decode, before_prefill
+
+    def warm_up(self, *, on_progress=None):
+        return 0.0
+
+    def prefill(self, step, *, rules):
+        self.before_prefill(step)
+        return Chosen([3] if step.is_last else [])
+
+    def decode(self, step, *, rules):
+        self.before_decode(step)
+        return [Chosen([3] * row.budget) for row in step.rows]
+
+    def place(self, leaves):
+        return leaves
+
+
+def warm_executor(model):
+    buckets = Buckets.for_limits(
+        slots=LIMITS.slots,
+        context=LIMITS.context,
+        chunk_tokens=LIMITS.chunk_tokens,
+        smallest_attention=128,
+        copies_prefixes=True,
+    )
+    made = ModelExecutor(
+        model, limits=LIMITS, buckets=buckets, mesh=ServingMesh.of(jax.devices("cpu")[0]), dtype="float32"
+    )
+    made.warm_up()
+    return made
