@@ -12,8 +12,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
-#include <memory>
+#include <mutex>
 #include <thread>
 
 #include "xla/ffi/api/ffi.h"
@@ -24,6 +26,9 @@ namespace {
 
 constexpr int kColumns = 48;
 constexpr int64_t kRowsAtOnce = 96;  // of x, which stay in the cache while blocks of w go by
+constexpr int64_t kRowsOfWide = 8, kRowsOfNarrow = 6;  // of y, in registers
+constexpr int64_t kMostHelpers = 31;                   // more get in each other's way
+constexpr std::chrono::microseconds kLookOut{200};     // more than what lies between two products of a step
 
 struct Shape {
   int64_t rows, in, out, blocks;
@@ -97,54 +102,61 @@ AVX2 void Tile2(const float* x, const float* w, float* y, const Shape& s, int64_
   for (int first = 0; first < columns && first < kColumns; first += 16) Tile2<R>(x, w, y, s, columns, first);
 }
 
-// Rows `begin` to `end` of one block.
+// Rows `begin` to `end` of one block, in tiles of as much the same height as can be: a tile of one row takes as long as
+// one of four.
 __attribute__((target("avx512f"))) void Block512(const float* x, const float* w, float* y, const Shape& s,
                                                   int64_t columns, int64_t begin, int64_t end) {
-  int64_t m = begin;
-  for (; m + 8 <= end; m += 8) Tile512<8>(x + m * s.in, w, y + m * s.out, s, columns);
-  x += m * s.in;
-  y += m * s.out;
-  switch (end - m) {
-    case 1: return Tile512<1>(x, w, y, s, columns);
-    case 2: return Tile512<2>(x, w, y, s, columns);
-    case 3: return Tile512<3>(x, w, y, s, columns);
-    case 4: return Tile512<4>(x, w, y, s, columns);
-    case 5: return Tile512<5>(x, w, y, s, columns);
-    case 6: return Tile512<6>(x, w, y, s, columns);
-    case 7: return Tile512<7>(x, w, y, s, columns);
+  for (int64_t tiles = (end - begin + kRowsOfWide - 1) / kRowsOfWide; tiles > 0; --tiles) {
+    const float* from = x + begin * s.in;
+    float* to = y + begin * s.out;
+    const int64_t rows = (end - begin) / tiles;
+    switch (rows) {
+      case 1: Tile512<1>(from, w, to, s, columns); break;
+      case 2: Tile512<2>(from, w, to, s, columns); break;
+      case 3: Tile512<3>(from, w, to, s, columns); break;
+      case 4: Tile512<4>(from, w, to, s, columns); break;
+      case 5: Tile512<5>(from, w, to, s, columns); break;
+      case 6: Tile512<6>(from, w, to, s, columns); break;
+      case 7: Tile512<7>(from, w, to, s, columns); break;
+      case 8: Tile512<8>(from, w, to, s, columns); break;
+    }
+    begin += rows;
   }
 }
 
 __attribute__((target("avx2,fma"))) void Block2(const float* x, const float* w, float* y, const Shape& s,
                                                 int64_t columns, int64_t begin, int64_t end) {
-  int64_t m = begin;
-  for (; m + 6 <= end; m += 6) Tile2<6>(x + m * s.in, w, y + m * s.out, s, columns);
-  x += m * s.in;
-  y += m * s.out;
-  switch (end - m) {
-    case 1: return Tile2<1>(x, w, y, s, columns);
-    case 2: return Tile2<2>(x, w, y, s, columns);
-    case 3: return Tile2<3>(x, w, y, s, columns);
-    case 4: return Tile2<4>(x, w, y, s, columns);
-    case 5: return Tile2<5>(x, w, y, s, columns);
+  for (int64_t tiles = (end - begin + kRowsOfNarrow - 1) / kRowsOfNarrow; tiles > 0; --tiles) {
+    const float* from = x + begin * s.in;
+    float* to = y + begin * s.out;
+    const int64_t rows = (end - begin) / tiles;
+    switch (rows) {
+      case 1: Tile2<1>(from, w, to, s, columns); break;
+      case 2: Tile2<2>(from, w, to, s, columns); break;
+      case 3: Tile2<3>(from, w, to, s, columns); break;
+      case 4: Tile2<4>(from, w, to, s, columns); break;
+      case 5: Tile2<5>(from, w, to, s, columns); break;
+      case 6: Tile2<6>(from, w, to, s, columns); break;
+    }
+    begin += rows;
   }
 }
 
-// What the threads of one product share. A thread that comes when everything is given out touches nothing but this.
+// What is to be computed, in parts: some neighbouring blocks of w, for up to kRowsAtOnce rows.
 struct Product {
   const float* x;
   const float* w;
   float* y;
   Shape shape;
   bool is_wide;
-  int64_t parts;
-  std::atomic<int64_t> next{0};
-  std::atomic<int64_t> done{0};
+  int64_t blocks_of_part, stretches;
 
-  void Work() {
-    for (int64_t part; (part = next.fetch_add(1, std::memory_order_relaxed)) < parts;) {
-      const int64_t block = part % shape.blocks, begin = part / shape.blocks * kRowsAtOnce;
-      const int64_t end = begin + kRowsAtOnce < shape.rows ? begin + kRowsAtOnce : shape.rows;
+  int64_t Parts() const { return stretches * ((shape.rows + kRowsAtOnce - 1) / kRowsAtOnce); }
+
+  void Part(int64_t part) const {
+    const int64_t first = part % stretches * blocks_of_part, begin = part / stretches * kRowsAtOnce;
+    const int64_t end = std::min(begin + kRowsAtOnce, shape.rows);
+    for (int64_t block = first; block < std::min(first + blocks_of_part, shape.blocks); ++block) {
       const float* of_block = w + block * shape.in * kColumns;
       float* to = y + block * kColumns;
       const int64_t columns = shape.out - block * kColumns;
@@ -153,9 +165,77 @@ struct Product {
       } else {
         Block2(x, of_block, to, shape, columns, begin, end);
       }
-      done.fetch_add(1, std::memory_order_release);
     }
   }
+};
+
+// Threads that take parts of one product at a time beside the thread that asks for it. A decode step is a hundred
+// products with little in between, and waking a thread takes half as long as one of them: who has just helped looks out
+// for the next product before it sleeps.
+class Helpers {
+ public:
+  // Returns when every part is computed. Who asks takes part too, so threads that are late hold nothing up.
+  void Compute(const Product& product, int64_t num_helpers) {
+    const std::lock_guard<std::mutex> turn(turn_);  // products of two models, one after the other, with all threads
+    for (; num_started_ < std::min(num_helpers, kMostHelpers); ++num_started_) std::thread([this] { Help(); }).detach();
+    product_ = product;
+    const int64_t parts = product.Parts();
+    num_done_.store(0, std::memory_order_relaxed);
+    num_left_.store(parts, std::memory_order_seq_cst);
+    if (num_asleep_.load(std::memory_order_seq_cst) > 0) {
+      const std::lock_guard<std::mutex> lock(sleep_);
+      wake_.notify_all();
+    }
+    TakeParts();
+    for (int spins = 1; num_done_.load(std::memory_order_acquire) < parts; ++spins) Pause(spins);
+  }
+
+ private:
+  // `product_` does not change between a part that was taken and its end: `Compute` counts the ends.
+  void TakeParts() {
+    int64_t left = num_left_.load(std::memory_order_acquire);
+    while (left > 0) {
+      if (!num_left_.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel)) continue;
+      product_.Part(product_.Parts() - left);  // upwards, as memory is read ahead
+      num_done_.fetch_add(1, std::memory_order_release);
+      left = num_left_.load(std::memory_order_acquire);
+    }
+  }
+
+  void Help() {
+    for (auto since = std::chrono::steady_clock::now();; since = std::chrono::steady_clock::now()) {
+      for (int spins = 1; num_left_.load(std::memory_order_relaxed) == 0; ++spins) {
+        Pause(spins);
+        if (spins % kSpins == 0 && std::chrono::steady_clock::now() - since > kLookOut) {
+          Sleep();
+          since = std::chrono::steady_clock::now();
+        }
+      }
+      TakeParts();
+    }
+  }
+
+  void Sleep() {
+    std::unique_lock<std::mutex> lock(sleep_);
+    num_asleep_.fetch_add(1, std::memory_order_seq_cst);
+    if (num_left_.load(std::memory_order_seq_cst) == 0) wake_.wait(lock);
+    num_asleep_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+
+  // Threads that have something to do come first.
+  static void Pause(int spins) {
+    _mm_pause();
+    if (spins % kSpins == 0) std::this_thread::yield();
+  }
+
+  static constexpr int kSpins = 64;
+  std::mutex turn_, sleep_;
+  std::condition_variable wake_;
+  int64_t num_started_ = 0;
+  Product product_{};
+  alignas(64) std::atomic<int64_t> num_left_{0};
+  alignas(64) std::atomic<int64_t> num_done_{0};
+  alignas(64) std::atomic<int64_t> num_asleep_{0};
 };
 
 ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w, ffi::Buffer<ffi::S32> count,
@@ -165,26 +245,17 @@ ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F
       of_y[0] != of_x[0] || count.element_count() != 1 || of_w[0] != (of_y[1] + kColumns - 1) / kColumns) {
     return ffi::Error::InvalidArgument("x [rows, in] and w [blocks, in, 48] do not give y [rows, out]");
   }
-  auto product = std::make_shared<Product>();
-  product->x = x.typed_data();
-  product->w = w.typed_data();
-  product->y = y->typed_data();
   const int64_t rows = std::clamp<int64_t>(count.typed_data()[0], 0, of_x[0]);
-  std::fill(product->y + rows * of_y[1], product->y + of_y[0] * of_y[1], 0.0f);
-  product->shape = {rows, of_x[1], of_y[1], of_w[0]};
-  product->is_wide = is_wide;
-  product->parts = of_w[0] * ((rows + kRowsAtOnce - 1) / kRowsAtOnce);
-  // This thread takes part too, and ends when the parts have: a pool whose threads are all busy cannot hold it up.
-  const int64_t helpers = std::min<int64_t>(pool.num_threads(), product->parts) - 1;
-  for (int64_t i = 0; i < helpers; ++i) pool.Schedule([product] { product->Work(); });
-  product->Work();
-  for (int spins = 0; product->done.load(std::memory_order_acquire) < product->parts; ++spins) {
-    if (spins < 10000) {
-      _mm_pause();
-    } else {
-      std::this_thread::yield();
-    }
-  }
+  std::fill(y->typed_data() + rows * of_y[1], y->typed_data() + of_y[0] * of_y[1], 0.0f);
+  if (rows == 0) return ffi::Error::Success();
+  // Few rows are bound by memory: each thread then reads two long stretches of it. Many are bound by arithmetic.
+  const int64_t threads = std::max<int64_t>(pool.num_threads(), 1), blocks = of_w[0];
+  const int64_t blocks_of_part = rows <= kRowsOfWide ? (blocks + 2 * threads - 1) / (2 * threads) : 1;
+  const int64_t stretches = (blocks + blocks_of_part - 1) / blocks_of_part;
+  static Helpers* const helpers = new Helpers;  // never deleted: its threads end with the process
+  helpers->Compute(Product{x.typed_data(), w.typed_data(), y->typed_data(), Shape{rows, of_x[1], of_y[1], blocks}, is_wide,
+                           blocks_of_part, stretches},
+                   threads - 1);
   return ffi::Error::Success();
 }
 
