@@ -23,7 +23,8 @@ from pipeline.models.config_file import read_config
 from pipeline.models.decoders.config import DecoderConfig
 from pipeline.models.description import ModelDescription
 from pipeline.models.family import FamilyModel
-from pipeline.models.packed.product import pack, packed_product, support
+from pipeline.models.packed.calls import support
+from pipeline.models.packed.product import pack, packed_product
 from pipeline.models.registry import describe
 from pipeline.serving.engine.batch_request import BatchAnswer, BatchRequest, Row
 from pipeline.serving.engine.engine import Engine
@@ -222,7 +223,7 @@ def _gigabytes_per_second() -> float:
     row = jnp.ones((1, _MATRIX[0]), jnp.float32)
     matrix = jnp.ones(_MATRIX, jnp.float32)
     best = _read_seconds(jnp.matmul, row, matrix)
-    if support().target is not None:
+    if support().product is not None:
         best = min(best, _read_seconds(partial(packed_product, num_out=_MATRIX[1]), row, pack(matrix)))
     return matrix.nbytes / 1e9 / best
 

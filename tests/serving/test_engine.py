@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 from tiny_llama import LIMITS, WAIT_SECONDS, Reader, eventually, greedy, prompt_of
 
+from pipeline.models.packed.calls import support
 from pipeline.models.packed.modules import PackedProjection
-from pipeline.models.packed.product import support
 from pipeline.serving.engine.engine import Engine
 from pipeline.serving.engine.engine_thread import EngineUnavailable
 from pipeline.serving.engine.metrics import Metrics
@@ -25,7 +25,7 @@ def request(name, prompt, num, **how):
 def test_what_serves_on_a_cpu_is_packed_where_it_can_be(executor):
     parameters = executor._parameters
     modules = nnx.iter_modules(parameters.rebuild(parameters.arrays))
-    assert any(isinstance(one, PackedProjection) for _, one in modules) == (support().target is not None)
+    assert any(isinstance(one, PackedProjection) for _, one in modules) == (support().product is not None)
 
 
 # 16 and 32 are chunk sizes, 128 an attention bucket.

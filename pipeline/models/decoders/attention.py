@@ -8,7 +8,7 @@ Shape suffixes: B batch, T tokens, D hidden, N query heads, K key-value heads, G
 H head_dim, Q = G * T, L attended positions, P cached positions, S slots.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,10 @@ def make_view(
     )
 
 
+OverCache = Callable[..., jax.Array]
+"""What `attend_over_copy` is, or stands in its place."""
+
+
 class Attention(nnx.Module):
     """Grouped-query attention."""
 
@@ -83,6 +87,7 @@ class Attention(nnx.Module):
         self.qk_norm = config.qk_norm
         self.softcap = config.attention_softcap
         self.rotates_in_float32 = config.rotates_in_float32
+        self.over_cache: OverCache = attend_over_copy
         wide, narrow = self.num_heads * self.head_dim, self.num_groups * self.head_dim
         made = maker(config, use_bias=config.qkv_bias, rngs=rngs, dtype=dtype)
         self.q_proj = made(config.hidden_size, wide)
@@ -122,19 +127,29 @@ class Attention(nnx.Module):
             cos, sin = view.turns[self.layer.rotary]
             q_BTNH, k_BTKH = (rotate(x, cos=cos, sin=sin, in_float32=self.rotates_in_float32) for x in (q_BTNH, k_BTKH))
         if cached is None:
-            keys_BKLH, values_BKLH = k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2)
+            keys, values, attend = k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2), _attend
         else:
             cached = (_written(cached[0], k_BTKH, view=view), _written(cached[1], v_BTKH, view=view))
-            keys_BKLH, values_BKLH = (_visible(part, view=view) for part in cached)
-        mixed_BTD = _attend(
-            q_BTNH,
-            keys_BKLH,
-            values_BKLH,
-            seen_BTL=_seen(self.layer, view=view, num_keys=keys_BKLH.shape[2]),
-            scale=self.layer.scale,
-            softcap=self.softcap,
-        )
+            (keys, values), attend = cached, self.over_cache
+        mixed_BTD = attend(q_BTNH, keys, values, layer=self.layer, view=view, softcap=self.softcap)
         return self.o_proj(mixed_BTD), cached
+
+
+def attend_over_copy(
+    q_BTNH: jax.Array,
+    keys_SKPH: jax.Array,
+    values_SKPH: jax.Array,
+    *,
+    layer: Layer,
+    view: View,
+    softcap: float | None,
+) -> jax.Array:
+    """Attention over a cache that holds the new tokens already, [B, T, N, H] to [B, T, N * H].
+
+    The attended positions of the batch's slots are copied first.
+    """
+    keys_BKLH, values_BKLH = _visible(keys_SKPH, view=view), _visible(values_SKPH, view=view)
+    return _attend(q_BTNH, keys_BKLH, values_BKLH, layer=layer, view=view, softcap=softcap)
 
 
 def _written(cache_SKPH: jax.Array, new_BTKH: jax.Array, *, view: View) -> jax.Array:
@@ -161,17 +176,18 @@ def _attend(
     keys_BKLH: jax.Array,
     values_BKLH: jax.Array,
     *,
-    seen_BTL: jax.Array,
-    scale: float,
+    layer: Layer,
+    view: View,
     softcap: float | None,
 ) -> jax.Array:
     """Softmax attention over the keys that are seen. Returns [B, T, N * H]."""
+    seen_BTL = _seen(layer, view=view, num_keys=keys_BKLH.shape[2])
     num_batch, num_tokens, num_heads, head_dim = q_BTNH.shape
     num_groups = keys_BKLH.shape[1]
     per_group = num_heads // num_groups
     q_BKGTH = q_BTNH.reshape(num_batch, num_tokens, num_groups, per_group, head_dim).transpose(0, 2, 3, 1, 4)
     q_BKQH = q_BKGTH.reshape(num_batch, num_groups, per_group * num_tokens, head_dim)
-    scores_BKQL = jnp.einsum("bkqh,bklh->bkql", q_BKQH, keys_BKLH, preferred_element_type=jnp.float32) * scale
+    scores_BKQL = jnp.einsum("bkqh,bklh->bkql", q_BKQH, keys_BKLH, preferred_element_type=jnp.float32) * layer.scale
     if softcap is not None:
         scores_BKQL = jnp.tanh(scores_BKQL / softcap) * softcap
     seen_BQL = jnp.tile(seen_BTL, (1, per_group, 1))

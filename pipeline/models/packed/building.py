@@ -1,7 +1,7 @@
-"""The custom call's library, compiled on the machine that uses it.
+"""The custom calls' library, compiled on the machine that uses it.
 
 Owns the compiler's command and where its result is kept. Knows nothing of jax's arrays. The one decision: one library
-for each content of source, headers and compiler, made once a user and machine under a lock and put in place by a
+for each content of sources, headers and compiler, made once a user and machine under a lock and put in place by a
 rename; where it cannot be made, the reason is a value, because XLA's own products compute the same.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import filelock
 
-SOURCE = Path(__file__).with_name("product.cc")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("product.cc", "attention.cc", "helpers.h"))
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared")
 _TIMEOUT_SECONDS = 300.0
@@ -29,13 +29,13 @@ class Library:
     path: Path | None
     """None where there is none."""
     digest: str
-    """Of source, headers and compiler."""
+    """Of sources, headers and compiler."""
     reason: str
     """In words, either way."""
 
 
 def build(directory: Path, *, headers: Path, environment: Mapping[str, str]) -> Library:
-    """Compile the source into `directory`, or find it there.
+    """Compile the sources into `directory`, or find it there.
 
     Args:
         directory: of this user; made where it is absent.
@@ -50,7 +50,7 @@ def build(directory: Path, *, headers: Path, environment: Mapping[str, str]) -> 
         return Library(path=None, digest="", reason=f"no C++ compiler ({', '.join(names)}) is installed")
     try:
         digest = _digest(compiler, headers)
-        return _made(directory / f"packed-product-{digest}.so", compiler=compiler, headers=headers, digest=digest)
+        return _made(directory / f"custom-calls-{digest}.so", compiler=compiler, headers=headers, digest=digest)
     except (OSError, subprocess.SubprocessError, filelock.Timeout) as error:
         said = getattr(error, "stderr", "") or str(error)
         return Library(path=None, digest="", reason=f"{compiler} did not compile it: {said.strip()[-300:]}")
@@ -68,9 +68,10 @@ def _made(path: Path, *, compiler: str, headers: Path, digest: str) -> Library:
 def _compile(path: Path, *, compiler: str, headers: Path) -> None:
     descriptor, name = tempfile.mkstemp(prefix=path.stem, suffix=".partial", dir=path.parent)
     os.close(descriptor)
+    units = [str(source) for source in SOURCES if source.suffix == ".cc"]
     try:
         subprocess.run(
-            [compiler, *_FLAGS, "-isystem", str(headers), str(SOURCE), "-o", name],
+            [compiler, *_FLAGS, "-isystem", str(headers), *units, "-o", name],
             check=True,
             capture_output=True,
             text=True,
@@ -85,7 +86,7 @@ def _digest(compiler: str, headers: Path) -> str:
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=30.0).stdout
     contents = [header.read_bytes() for header in sorted(headers.glob("xla/ffi/api/*.h"))]
     hashed = hashlib.sha256()
-    for part in (SOURCE.read_bytes(), version, " ".join(_FLAGS).encode(), *contents):
+    for part in (*(source.read_bytes() for source in SOURCES), version, " ".join(_FLAGS).encode(), *contents):
         hashed.update(len(part).to_bytes(8, "little"))
         hashed.update(part)
     return hashed.hexdigest()[:16]

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pipeline.models.decoders.layers import Projection
-from pipeline.models.packed.product import COLUMNS, pack, packed_product, support
+from pipeline.models.packed.calls import support
+from pipeline.models.packed.product import COLUMNS, pack, packed_product
 
 ModuleT = TypeVar("ModuleT", bound=nnx.Module)
 
@@ -60,7 +61,7 @@ def choose_products(*, platform: str, dtype: str, num_devices: int = 1) -> Produ
     if num_devices > 1:
         return Products(is_packed=False, reason=f"XLA's own products: the model lies over {num_devices} devices")
     found = support()
-    return Products(is_packed=found.target is not None, reason=found.reason)
+    return Products(is_packed=found.product is not None, reason=found.reason)
 
 
 def pack_projections(model: ModuleT) -> ModuleT:

@@ -11,13 +11,9 @@
 #include <immintrin.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
-#include <thread>
 
+#include "helpers.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -27,8 +23,6 @@ namespace {
 constexpr int kColumns = 48;
 constexpr int64_t kRowsAtOnce = 96;  // of x, which stay in the cache while blocks of w go by
 constexpr int64_t kRowsOfWide = 8, kRowsOfNarrow = 6;  // of y, in registers
-constexpr int64_t kMostHelpers = 31;                   // more get in each other's way
-constexpr std::chrono::microseconds kLookOut{200};     // more than what lies between two products of a step
 
 struct Shape {
   int64_t rows, in, out, blocks;
@@ -169,75 +163,6 @@ struct Product {
   }
 };
 
-// Threads that take parts of one product at a time beside the thread that asks for it. A decode step is a hundred
-// products with little in between, and waking a thread takes half as long as one of them: who has just helped looks out
-// for the next product before it sleeps.
-class Helpers {
- public:
-  // Returns when every part is computed. Who asks takes part too, so threads that are late hold nothing up.
-  void Compute(const Product& product, int64_t num_helpers) {
-    const std::lock_guard<std::mutex> turn(turn_);  // products of two models, one after the other, with all threads
-    for (; num_started_ < std::min(num_helpers, kMostHelpers); ++num_started_) std::thread([this] { Help(); }).detach();
-    product_ = product;
-    const int64_t parts = product.Parts();
-    num_done_.store(0, std::memory_order_relaxed);
-    num_left_.store(parts, std::memory_order_seq_cst);
-    if (num_asleep_.load(std::memory_order_seq_cst) > 0) {
-      const std::lock_guard<std::mutex> lock(sleep_);
-      wake_.notify_all();
-    }
-    TakeParts();
-    for (int spins = 1; num_done_.load(std::memory_order_acquire) < parts; ++spins) Pause(spins);
-  }
-
- private:
-  // `product_` does not change between a part that was taken and its end: `Compute` counts the ends.
-  void TakeParts() {
-    int64_t left = num_left_.load(std::memory_order_acquire);
-    while (left > 0) {
-      if (!num_left_.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel)) continue;
-      product_.Part(product_.Parts() - left);  // upwards, as memory is read ahead
-      num_done_.fetch_add(1, std::memory_order_release);
-      left = num_left_.load(std::memory_order_acquire);
-    }
-  }
-
-  void Help() {
-    for (auto since = std::chrono::steady_clock::now();; since = std::chrono::steady_clock::now()) {
-      for (int spins = 1; num_left_.load(std::memory_order_relaxed) == 0; ++spins) {
-        Pause(spins);
-        if (spins % kSpins == 0 && std::chrono::steady_clock::now() - since > kLookOut) {
-          Sleep();
-          since = std::chrono::steady_clock::now();
-        }
-      }
-      TakeParts();
-    }
-  }
-
-  void Sleep() {
-    std::unique_lock<std::mutex> lock(sleep_);
-    num_asleep_.fetch_add(1, std::memory_order_seq_cst);
-    if (num_left_.load(std::memory_order_seq_cst) == 0) wake_.wait(lock);
-    num_asleep_.fetch_sub(1, std::memory_order_seq_cst);
-  }
-
-  // Threads that have something to do come first.
-  static void Pause(int spins) {
-    _mm_pause();
-    if (spins % kSpins == 0) std::this_thread::yield();
-  }
-
-  static constexpr int kSpins = 64;
-  std::mutex turn_, sleep_;
-  std::condition_variable wake_;
-  int64_t num_started_ = 0;
-  Product product_{};
-  alignas(64) std::atomic<int64_t> num_left_{0};
-  alignas(64) std::atomic<int64_t> num_done_{0};
-  alignas(64) std::atomic<int64_t> num_asleep_{0};
-};
-
 ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w, ffi::Buffer<ffi::S32> count,
                ffi::ResultBuffer<ffi::F32> y, bool is_wide) {
   const auto of_x = x.dimensions(), of_w = w.dimensions(), of_y = y->dimensions();
@@ -252,10 +177,9 @@ ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1), blocks = of_w[0];
   const int64_t blocks_of_part = rows <= kRowsOfWide ? (blocks + 2 * threads - 1) / (2 * threads) : 1;
   const int64_t stretches = (blocks + blocks_of_part - 1) / blocks_of_part;
-  static Helpers* const helpers = new Helpers;  // never deleted: its threads end with the process
-  helpers->Compute(Product{x.typed_data(), w.typed_data(), y->typed_data(), Shape{rows, of_x[1], of_y[1], blocks}, is_wide,
-                           blocks_of_part, stretches},
-                   threads - 1);
+  const Product product{x.typed_data(), w.typed_data(), y->typed_data(), Shape{rows, of_x[1], of_y[1], blocks}, is_wide,
+                        blocks_of_part, stretches};
+  InParts(product, threads);
   return ffi::Error::Success();
 }
 

@@ -19,6 +19,7 @@ from pipeline.models.checkpoint import model_leaves
 from pipeline.models.decoders.layout import widen
 from pipeline.models.decoders.model import Decoder, fuse_projections
 from pipeline.models.decoders.quantized import is_quantized
+from pipeline.models.packed.attention import read_cache_in_place
 from pipeline.models.packed.modules import choose_products, pack_projections
 from pipeline.models.quantization import SCALE_SUFFIX
 from pipeline.serving.accelerator.mesh import ServingMesh
@@ -82,7 +83,9 @@ class ServedParameters:
         materialize = self._mesh.platform == "cpu" and not is_quantized(model)
         model = widen(model, tensor=self._mesh.tensor)
         fused = fuse_projections(model, materialize_head=materialize, shards=self._mesh.tensor)
-        return pack_projections(fused) if self._is_packed and not is_quantized(model) else fused
+        if not self._is_packed or is_quantized(model):
+            return fused
+        return read_cache_in_place(pack_projections(fused))
 
     def _cast(self, name: str, leaf: Any) -> jax.Array:
         """In the dtype that is computed in; int8 weights and their scales stay as they are."""

@@ -3,47 +3,26 @@
 import os
 import stat
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiler import compiler_is_missing
 from flax import nnx
 
 from pipeline.models.decoders.layers import Projection
-from pipeline.models.packed import product
 from pipeline.models.packed.building import build
+from pipeline.models.packed.calls import support
 from pipeline.models.packed.modules import PackedProjection, choose_products, pack_projections
-from pipeline.models.packed.product import COLUMNS, counting_rows, pack, packed_product, support
-from pipeline.settings import cache_directory
+from pipeline.models.packed.product import COLUMNS, counting_rows, pack, packed_product
 
 # A sum of 576 products in float32 is off by 3e-7 of the largest; measured over the shapes below.
 TOLERANCE = 2e-6
 ROWS = (1, 2, 3, 5, 6, 7, 8, 13, 97, 200)
 SHAPES = ((1, 1), (7, 5), (33, 48), (64, 101), (576, 96))
 HEADERS = Path(jax.ffi.include_dir())
-
-
-def compiler_is_missing(reason: str) -> NoReturn:
-    """Skip with the reason; where CI installs a compiler, that is a failure."""
-    if os.environ.get("PIPELINE_REQUIRE_COMPILER") == "1":
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
-@pytest.fixture(params=[1, 2], ids=["AVX2", "AVX-512"])
-def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The custom call of one instruction set, in the place of the best one."""
-    found = product._support(str(cache_directory(os.environ)), most=request.param)
-    if found.target is None:
-        compiler_is_missing(found.reason)
-    if ("PackedProduct512" in found.target) != (request.param == 2):
-        pytest.skip("this processor has no AVX-512")
-    monkeypatch.setattr(product, "support", lambda: found)
-    yield found.target
 
 
 def drawn(*shape: int, seed: int = 0) -> np.ndarray:
@@ -138,7 +117,7 @@ def test_projections_of_both_kinds_are_packed_and_compute_the_same() -> None:
 
 
 def test_what_is_not_float32_on_one_cpu_keeps_xlas_products_and_says_why() -> None:
-    if support().target is None:
+    if support().product is None:
         compiler_is_missing(support().reason)
     assert choose_products(platform="cpu", dtype="float32").is_packed
     assert "weights laid out for AVX" in choose_products(platform="cpu", dtype="float32").reason
@@ -153,7 +132,7 @@ def test_what_is_not_float32_on_one_cpu_keeps_xlas_products_and_says_why() -> No
 
 
 def test_a_call_with_shapes_that_do_not_fit_is_refused() -> None:
-    name = support().target
+    name = support().product
     if name is None:
         compiler_is_missing(support().reason)
     wrong = jax.jit(

@@ -1,0 +1,240 @@
+// Attention of one new token a row over the key-value cache, read where it lies: an XLA custom call for CPUs.
+//
+// q is [rows, heads, head_dim], keys and values are [slots, kv_heads, positions, head_dim], all float32. Row b attends
+// over the positions 0 to position[b] of slot[b], of these the last `window` where there is one. XLA's own attention
+// copies the first 256, 512 or more positions of every slot before it reads them, whatever is in them.
+//
+// Each sum goes over the positions in their order: neither the other rows nor the number of threads changes a bit.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "helpers.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace {
+
+constexpr int kLanes = 16;
+constexpr int64_t kNumbersOfThread = 1 << 15;  // read from the cache; below that another thread is not worth a call
+
+typedef float Vector __attribute__((vector_size(4 * kLanes)));
+typedef float Half __attribute__((vector_size(2 * kLanes)));
+typedef float Quarter __attribute__((vector_size(kLanes)));
+typedef int32_t Whole __attribute__((vector_size(4 * kLanes)));
+
+#define INLINE __attribute__((always_inline)) inline
+
+INLINE void Load(Vector& to, const float* from) { std::memcpy(&to, from, sizeof to); }
+
+INLINE float Sum(const Vector& v) {
+  Half low, high;
+  std::memcpy(&low, &v, sizeof low);
+  std::memcpy(&high, reinterpret_cast<const char*>(&v) + sizeof low, sizeof high);
+  low += high;
+  Quarter a, b;
+  std::memcpy(&a, &low, sizeof a);
+  std::memcpy(&b, reinterpret_cast<const char*>(&low) + sizeof a, sizeof b);
+  a += b;
+  return (a[0] + a[2]) + (a[1] + a[3]);
+}
+
+// e to the x, for x <= 0, to 2 units in the last place: x = n ln 2 + r with |r| <= ln 2 / 2, and the polynomial of
+// Cephes' expf for r.
+INLINE void Exponential(Vector& x) {
+  x = x < -87.0f ? Vector{} - 87.0f : x;
+  const Vector shifted = x * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2^23: what is behind the point is rounded off
+  const Vector n = shifted - 12582912.0f;
+  const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const Whole bits = (__builtin_convertvector(n, Whole) + 127) << 23;
+  Vector power;
+  std::memcpy(&power, &bits, sizeof power);
+  x = p * power;
+}
+
+// R query heads of one key-value head over the positions `from` to `to`. `scores` has room for R * (to - from + 16).
+template <int R>
+INLINE void Heads(const float* q, const float* keys, const float* values, float* mixed, float* scores, int64_t from,
+                  int64_t to, int64_t head_dim, float scale) {
+  const int64_t num = to - from, room = (num + kLanes - 1) / kLanes * kLanes;
+  keys += from * head_dim;
+  values += from * head_dim;
+  float most[R], total[R];
+  for (int r = 0; r < R; ++r) most[r] = -1e30f;
+  for (int64_t l = 0; l < num; ++l) {
+    Vector sum[R] = {};
+    for (int64_t h = 0; h < head_dim; h += kLanes) {
+      Vector key;
+      Load(key, keys + l * head_dim + h);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        Vector query;
+        Load(query, q + r * head_dim + h);
+        sum[r] += query * key;
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const float score = Sum(sum[r]) * scale;
+      scores[r * room + l] = score;
+      most[r] = std::max(most[r], score);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    float* row = scores + r * room;
+    std::fill(row + num, row + room, -1e30f);
+    Vector sum = {};
+    for (int64_t l = 0; l < room; l += kLanes) {
+      Vector weight;
+      Load(weight, row + l);
+      weight -= most[r];
+      Exponential(weight);
+      std::memcpy(row + l, &weight, sizeof weight);
+    }
+    std::fill(row + num, row + room, 0.0f);
+    for (int64_t l = 0; l < room; l += kLanes) {
+      Vector weight;
+      Load(weight, row + l);
+      sum += weight;
+    }
+    total[r] = Sum(sum);
+  }
+  for (int64_t h = 0; h < head_dim; h += kLanes) {
+    Vector sum[R] = {};
+    for (int64_t l = 0; l < num; ++l) {
+      Vector value;
+      Load(value, values + l * head_dim + h);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) sum[r] += value * scores[r * room + l];
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      sum[r] /= total[r];
+      std::memcpy(mixed + r * head_dim + h, &sum[r], sizeof sum[r]);
+    }
+  }
+}
+
+INLINE void Group(const float* q, const float* keys, const float* values, float* mixed, float* scores, int64_t from,
+                  int64_t to, int64_t head_dim, int64_t num_heads, float scale) {
+  for (; num_heads >= 4; num_heads -= 4, q += 4 * head_dim, mixed += 4 * head_dim) {
+    Heads<4>(q, keys, values, mixed, scores, from, to, head_dim, scale);
+  }
+  switch (num_heads) {
+    case 1: return Heads<1>(q, keys, values, mixed, scores, from, to, head_dim, scale);
+    case 2: return Heads<2>(q, keys, values, mixed, scores, from, to, head_dim, scale);
+    case 3: return Heads<3>(q, keys, values, mixed, scores, from, to, head_dim, scale);
+  }
+}
+
+__attribute__((target("avx512f,prefer-vector-width=512"))) void Group512(
+    const float* q, const float* keys, const float* values, float* mixed, float* scores, int64_t from, int64_t to,
+    int64_t head_dim, int64_t num_heads, float scale) {
+  Group(q, keys, values, mixed, scores, from, to, head_dim, num_heads, scale);
+}
+
+__attribute__((target("avx2,fma"))) void Group2(const float* q, const float* keys, const float* values, float* mixed,
+                                                float* scores, int64_t from, int64_t to, int64_t head_dim,
+                                                int64_t num_heads, float scale) {
+  Group(q, keys, values, mixed, scores, from, to, head_dim, num_heads, scale);
+}
+
+// One part is one key-value head of one row.
+struct Attention {
+  const float *q, *keys, *values;
+  const int32_t *slots, *positions;
+  float* mixed;
+  int64_t rows, num_heads, num_slots, num_groups, num_positions, head_dim, window;
+  float scale;
+  bool is_wide;
+
+  int64_t Parts() const { return rows * num_groups; }
+
+  void Part(int64_t number) const {
+    const int64_t row = number / num_groups, group = number % num_groups, per_group = num_heads / num_groups;
+    const int64_t place = (row * num_heads + group * per_group) * head_dim;
+    const int64_t to = static_cast<int64_t>(positions[row]) + 1;
+    if (to < 1 || to > num_positions) {  // a row that fills up the batch
+      std::fill(mixed + place, mixed + place + per_group * head_dim, 0.0f);
+      return;
+    }
+    const int64_t from = window > 0 ? std::max<int64_t>(to - window, 0) : 0;
+    const int64_t slot = std::clamp<int64_t>(slots[row], 0, num_slots - 1);
+    const int64_t of_group = (slot * num_groups + group) * num_positions * head_dim;
+    thread_local std::vector<float> scores;
+    scores.resize(4 * (to - from + kLanes));
+    (is_wide ? Group512 : Group2)(q + place, keys + of_group, values + of_group, mixed + place, scores.data(), from, to,
+                                  head_dim, per_group, scale);
+  }
+};
+
+ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> keys, ffi::Buffer<ffi::F32> values,
+               ffi::Buffer<ffi::S32> slots, ffi::Buffer<ffi::S32> positions, ffi::ResultBuffer<ffi::F32> mixed,
+               float scale, int64_t window, bool is_wide) {
+  const auto of_q = q.dimensions(), of_cache = keys.dimensions(), of_values = values.dimensions();
+  if (of_q.size() != 3 || of_cache.size() != 4 || !std::equal(of_cache.begin(), of_cache.end(), of_values.begin()) ||
+      of_q[2] != of_cache[3] || of_q[2] % kLanes != 0 || of_cache[1] == 0 || of_q[1] % of_cache[1] != 0 ||
+      static_cast<int64_t>(slots.element_count()) != of_q[0] ||
+      static_cast<int64_t>(positions.element_count()) != of_q[0] || mixed->element_count() != q.element_count()) {
+    return ffi::Error::InvalidArgument(
+        "q [rows, heads, head_dim] does not fit keys and values [slots, kv_heads, positions, head_dim]");
+  }
+  const Attention attention{q.typed_data(),
+                            keys.typed_data(),
+                            values.typed_data(),
+                            slots.typed_data(),
+                            positions.typed_data(),
+                            mixed->typed_data(),
+                            of_q[0],
+                            of_q[1],
+                            of_cache[0],
+                            of_cache[1],
+                            of_cache[2],
+                            of_q[2],
+                            window,
+                            scale,
+                            is_wide};
+  int64_t seen = 0;
+  for (int64_t row = 0; row < of_q[0]; ++row) seen += std::clamp<int64_t>(attention.positions[row] + 1, 0, of_cache[2]);
+  const int64_t numbers = 2 * seen * of_cache[1] * of_cache[3];
+  InParts(attention, std::min<int64_t>(pool.num_threads(), numbers / kNumbersOfThread));
+  return ffi::Error::Success();
+}
+
+ffi::Error RunWide(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> keys,
+                   ffi::Buffer<ffi::F32> values, ffi::Buffer<ffi::S32> slots, ffi::Buffer<ffi::S32> positions,
+                   ffi::ResultBuffer<ffi::F32> mixed, float scale, int64_t window) {
+  return Run(pool, q, keys, values, slots, positions, mixed, scale, window, true);
+}
+
+ffi::Error RunNarrow(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> keys,
+                     ffi::Buffer<ffi::F32> values, ffi::Buffer<ffi::S32> slots, ffi::Buffer<ffi::S32> positions,
+                     ffi::ResultBuffer<ffi::F32> mixed, float scale, int64_t window) {
+  return Run(pool, q, keys, values, slots, positions, mixed, scale, window, false);
+}
+
+}  // namespace
+
+#define BOUND                         \
+  ffi::Ffi::Bind()                    \
+      .Ctx<ffi::ThreadPool>()         \
+      .Arg<ffi::Buffer<ffi::F32>>()   \
+      .Arg<ffi::Buffer<ffi::F32>>()   \
+      .Arg<ffi::Buffer<ffi::F32>>()   \
+      .Arg<ffi::Buffer<ffi::S32>>()   \
+      .Arg<ffi::Buffer<ffi::S32>>()   \
+      .Ret<ffi::Buffer<ffi::F32>>()   \
+      .Attr<float>("scale")           \
+      .Attr<int64_t>("window")
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CachedAttention512, RunWide, BOUND);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CachedAttention2, RunNarrow, BOUND);

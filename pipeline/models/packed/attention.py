@@ -1,0 +1,68 @@
+"""Attention of a decode step over the cache where it lies, as an XLA custom call on CPUs.
+
+Owns the call and which layers it is for. Knows nothing of compilers or devices. The one decision: what is read is what
+a sequence has, not what its bucket holds. XLA's own attention first copies the bucket's positions of every slot, which
+at 8 rows of SmolLM2-135M takes as long as two thirds of the weights' products.
+
+Shape suffixes: B batch, T tokens, N query heads, H head_dim, S slots, K key-value heads, P cached positions.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipeline.models.decoders.attention import View, attend_over_copy
+from pipeline.models.decoders.config import Layer
+from pipeline.models.decoders.model import Decoder
+from pipeline.models.packed.calls import support
+
+_LANES = 16
+"""Of a head at once; a smaller or uneven head keeps XLA's attention."""
+
+
+def read_cache_in_place(model: Decoder) -> Decoder:
+    """Let every layer that can read its cache in place, and return `model`.
+
+    Prefill keeps XLA's attention, and so do layers with a softcap and models whose heads are no multiple of 16 wide.
+    """
+    config = model.config
+    if config.attention_softcap is None and config.head_dim % _LANES == 0:
+        for block in model.layers:
+            block.attention.over_cache = attend_in_place
+    return model
+
+
+def attend_in_place(
+    q_BTNH: jax.Array,
+    keys_SKPH: jax.Array,
+    values_SKPH: jax.Array,
+    *,
+    layer: Layer,
+    view: View,
+    softcap: float | None,
+) -> jax.Array:
+    """As `attend_over_copy`; a row at or beyond the cache's size, which fills up a batch, gives zeros.
+
+    A number of the result depends neither on the other rows nor on the attention's length nor on the threads.
+
+    Raises:
+        RuntimeError: this machine cannot; ask `support` first.
+    """
+    num_rows, num_tokens, num_heads, head_dim = q_BTNH.shape
+    if num_tokens != 1:
+        return attend_over_copy(q_BTNH, keys_SKPH, values_SKPH, layer=layer, view=view, softcap=softcap)
+    target = support().attention
+    if target is None:
+        raise RuntimeError(f"the cache cannot be read in place here: {support().reason}")
+    slots_B = jnp.arange(num_rows, dtype=jnp.int32) if view.slots_B is None else view.slots_B.astype(jnp.int32)
+    form = jax.ShapeDtypeStruct((num_rows, num_heads, head_dim), jnp.float32)
+    mixed_BNH = jax.ffi.ffi_call(target, form)(
+        q_BTNH[:, 0],
+        keys_SKPH,
+        values_SKPH,
+        slots_B,
+        view.positions_BT[:, 0].astype(jnp.int32),
+        scale=np.float32(layer.scale),
+        window=np.int64(layer.window or 0),
+    )
+    return mixed_BNH.reshape(num_rows, 1, num_heads * head_dim)
