@@ -160,7 +160,7 @@ struct Attention {
   int64_t Parts() const { return rows * num_groups; }
 
   void Part(int64_t number) const {
-    const int64_t row = number / num_groups, group = number % num_groups, per_group = num_heads / num_groups;
+    const int64_t row = number % rows, group = number / rows, per_group = num_heads / num_groups;
     const int64_t place = (row * num_heads + group * per_group) * head_dim;
     const int64_t to = static_cast<int64_t>(positions[row]) + 1;
     if (to < 1 || to > num_positions) {  // a row that fills up the batch
@@ -181,12 +181,12 @@ ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F
                ffi::Buffer<ffi::S32> slots, ffi::Buffer<ffi::S32> positions, ffi::ResultBuffer<ffi::F32> mixed,
                float scale, int64_t window, bool is_wide) {
   const auto of_q = q.dimensions(), of_cache = keys.dimensions(), of_values = values.dimensions();
-  if (of_q.size() != 3 || of_cache.size() != 4 || !std::equal(of_cache.begin(), of_cache.end(), of_values.begin()) ||
-      of_q[2] != of_cache[3] || of_q[2] % kLanes != 0 || of_cache[1] == 0 || of_q[1] % of_cache[1] != 0 ||
-      static_cast<int64_t>(slots.element_count()) != of_q[0] ||
-      static_cast<int64_t>(positions.element_count()) != of_q[0] || mixed->element_count() != q.element_count()) {
+  if (of_q.size() != 4 || of_cache.size() != 4 || !std::equal(of_cache.begin(), of_cache.end(), of_values.begin()) ||
+      of_q[3] != of_cache[3] || of_q[3] % kLanes != 0 || of_cache[1] == 0 || of_q[2] % of_cache[1] != 0 ||
+      static_cast<int64_t>(slots.element_count()) != of_q[0] * of_q[1] ||
+      positions.element_count() != slots.element_count() || mixed->element_count() != q.element_count()) {
     return ffi::Error::InvalidArgument(
-        "q [rows, heads, head_dim] does not fit keys and values [slots, kv_heads, positions, head_dim]");
+        "q [batch, tokens, heads, head_dim] does not fit keys and values [slots, kv_heads, positions, head_dim]");
   }
   const Attention attention{q.typed_data(),
                             keys.typed_data(),
@@ -194,17 +194,17 @@ ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F
                             slots.typed_data(),
                             positions.typed_data(),
                             mixed->typed_data(),
-                            of_q[0],
-                            of_q[1],
+                            of_q[0] * of_q[1],
+                            of_q[2],
                             of_cache[0],
                             of_cache[1],
                             of_cache[2],
-                            of_q[2],
+                            of_q[3],
                             window,
                             scale,
                             is_wide};
   int64_t seen = 0;
-  for (int64_t row = 0; row < of_q[0]; ++row) seen += std::clamp<int64_t>(attention.positions[row] + 1, 0, of_cache[2]);
+  for (int64_t row = 0; row < attention.rows; ++row) seen += std::clamp<int64_t>(attention.positions[row] + 1, 0, of_cache[2]);
   const int64_t numbers = 2 * seen * of_cache[1] * of_cache[3];
   InParts(attention, std::min<int64_t>(pool.num_threads(), numbers / kNumbersOfThread));
   return ffi::Error::Success();

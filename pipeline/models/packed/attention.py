@@ -48,21 +48,20 @@ def attend_in_place(
     Raises:
         RuntimeError: this machine cannot; ask `support` first.
     """
-    num_rows, num_tokens, num_heads, head_dim = q_BTNH.shape
-    if num_tokens != 1:
-        return attend_over_copy(q_BTNH, keys_SKPH, values_SKPH, layer=layer, view=view, softcap=softcap)
+    num_batch, num_tokens, num_heads, head_dim = q_BTNH.shape
     target = support().attention
     if target is None:
         raise RuntimeError(f"the cache cannot be read in place here: {support().reason}")
-    slots_B = jnp.arange(num_rows, dtype=jnp.int32) if view.slots_B is None else view.slots_B.astype(jnp.int32)
-    form = jax.ShapeDtypeStruct((num_rows, num_heads, head_dim), jnp.float32)
-    mixed_BNH = jax.ffi.ffi_call(target, form)(
-        q_BTNH[:, 0],
+    slots_B = jnp.arange(num_batch) if view.slots_B is None else view.slots_B
+    slots_BT = jnp.broadcast_to(slots_B.astype(jnp.int32)[:, None], view.positions_BT.shape)
+    form = jax.ShapeDtypeStruct(q_BTNH.shape, jnp.float32)
+    mixed_BTNH = jax.ffi.ffi_call(target, form)(
+        q_BTNH,
         keys_SKPH,
         values_SKPH,
-        slots_B,
-        view.positions_BT[:, 0].astype(jnp.int32),
+        slots_BT,
+        view.positions_BT.astype(jnp.int32),
         scale=np.float32(layer.scale),
         window=np.int64(layer.window or 0),
     )
-    return mixed_BNH.reshape(num_rows, 1, num_heads * head_dim)
+    return mixed_BTNH.reshape(num_batch, num_tokens, num_heads * head_dim)

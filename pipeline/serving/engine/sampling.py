@@ -5,15 +5,18 @@ model or of requests, nor of what changes the logits before (`token_choice.py`).
 by bisection over the bit patterns of the scores, not by sorting: a pass is one vectorized sum over the vocabulary and
 32 passes are exact.
 
-Shape suffixes: B batch, V vocabulary.
+Shape suffixes: B batch, V vocabulary, S stretches of it, L of a stretch.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 _BITS = 32
+_STRETCH = 128
+_LANES = 16
 
 
 class SamplingRows(NamedTuple):
@@ -38,7 +41,7 @@ def sample(logits_BV: jax.Array, *, rows: SamplingRows, positions_B: jax.Array) 
     number a row: a token is drawn where the running sum of the probabilities passes it. Gumbel noise would be one
     number for each token of the vocabulary.
     """
-    greedy_B = jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+    greedy_B = most_likely(logits_BV)
 
     def drawn() -> jax.Array:
         is_greedy_B = rows.temperature_B <= 0.0
@@ -50,6 +53,22 @@ def sample(logits_BV: jax.Array, *, rows: SamplingRows, positions_B: jax.Array) 
         return jnp.where(is_greedy_B, greedy_B, _at_quantile(kept_BV, uniform_B=uniform_B))
 
     return jax.lax.cond(jnp.any(rows.temperature_B > 0.0), drawn, lambda: greedy_B)
+
+
+def most_likely(scores_BV: jax.Array) -> jax.Array:
+    """The first of each row's largest scores; int32 [B].
+
+    Through the largest of each stretch of the vocabulary: XLA:CPU makes vectors of a maximum and none of an argmax,
+    which over 8 rows of 49,152 takes 1.8 ms, and this 0.2.
+    """
+    num_rows, num_tokens = scores_BV.shape
+    stretch = math.gcd(num_tokens, _STRETCH)
+    if stretch < _LANES:
+        return jnp.argmax(scores_BV, axis=-1).astype(jnp.int32)
+    apart_BSL = scores_BV.reshape(num_rows, -1, stretch)
+    first_B = jnp.argmax(jnp.max(apart_BSL, axis=-1), axis=-1)
+    within_BL = jnp.take_along_axis(apart_BSL, first_B[:, None, None], axis=1)[:, 0]
+    return (first_B * stretch + jnp.argmax(within_BL, axis=-1)).astype(jnp.int32)
 
 
 def above_min_p(scores_BV: jax.Array, *, min_p_B: jax.Array) -> jax.Array:
