@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.models.decoders.attention import View, attend_over_copy
+from pipeline.models.decoders.attention import View
 from pipeline.models.decoders.config import Layer
 from pipeline.models.decoders.model import Decoder
 from pipeline.models.packed.calls import support

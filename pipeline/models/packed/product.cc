@@ -33,7 +33,7 @@ struct Shape {
 
 // R rows and all 48 columns of a block: 3 R of the 32 registers are sums.
 template <int R>
-AVX512 void Tile512(const float* x, const float* w, float* y, const Shape& s, int64_t columns) {
+AVX512 void Tile512(const float* const* x, const float* w, float* const* y, const Shape& s, int64_t columns) {
   __m512 sum[R][3];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = sum[r][2] = _mm512_setzero_ps();
@@ -44,7 +44,7 @@ AVX512 void Tile512(const float* x, const float* w, float* y, const Shape& s, in
     _mm_prefetch(reinterpret_cast<const char*>(w + 32 * kColumns + 32), _MM_HINT_T0);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const __m512 a = _mm512_set1_ps(x[r * s.in + k]);
+      const __m512 a = _mm512_set1_ps(x[r][k]);
       sum[r][0] = _mm512_fmadd_ps(a, w0, sum[r][0]);
       sum[r][1] = _mm512_fmadd_ps(a, w1, sum[r][1]);
       sum[r][2] = _mm512_fmadd_ps(a, w2, sum[r][2]);
@@ -55,7 +55,7 @@ AVX512 void Tile512(const float* x, const float* w, float* y, const Shape& s, in
 #pragma GCC unroll 3
     for (int c = 0; c < 3; ++c) {
       const int64_t left = columns - 16 * c;
-      float* to = y + r * s.out + 16 * c;
+      float* to = y[r] + 16 * c;
       if (left >= 16) {
         _mm512_storeu_ps(to, sum[r][c]);
       } else if (left > 0) {
@@ -67,7 +67,7 @@ AVX512 void Tile512(const float* x, const float* w, float* y, const Shape& s, in
 
 // R rows and 16 columns from `first` on: 2 R of the 16 registers are sums.
 template <int R>
-AVX2 void Tile2(const float* x, const float* w, float* y, const Shape& s, int64_t columns, int first) {
+AVX2 void Tile2(const float* const* x, const float* w, float* const* y, const Shape& s, int64_t columns, int first) {
   __m256 sum[R][2];
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
@@ -77,7 +77,7 @@ AVX2 void Tile2(const float* x, const float* w, float* y, const Shape& s, int64_
     _mm_prefetch(reinterpret_cast<const char*>(w + 32 * kColumns), _MM_HINT_T0);
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
-      const __m256 a = _mm256_set1_ps(x[r * s.in + k]);
+      const __m256 a = _mm256_set1_ps(x[r][k]);
       sum[r][0] = _mm256_fmadd_ps(a, w0, sum[r][0]);
       sum[r][1] = _mm256_fmadd_ps(a, w1, sum[r][1]);
     }
@@ -87,52 +87,51 @@ AVX2 void Tile2(const float* x, const float* w, float* y, const Shape& s, int64_
     alignas(32) float values[16];
     _mm256_store_ps(values, sum[r][0]);
     _mm256_store_ps(values + 8, sum[r][1]);
-    for (int64_t c = 0; c < 16 && first + c < columns; ++c) y[r * s.out + first + c] = values[c];
+    for (int64_t c = 0; c < 16 && first + c < columns; ++c) y[r][first + c] = values[c];
   }
 }
 
 template <int R>
-AVX2 void Tile2(const float* x, const float* w, float* y, const Shape& s, int64_t columns) {
+AVX2 void Tile2(const float* const* x, const float* w, float* const* y, const Shape& s, int64_t columns) {
   for (int first = 0; first < columns && first < kColumns; first += 16) Tile2<R>(x, w, y, s, columns, first);
 }
 
-// Rows `begin` to `end` of one block, in tiles of as much the same height as can be: a tile of one row takes as long as
-// one of four.
-__attribute__((target("avx512f"))) void Block512(const float* x, const float* w, float* y, const Shape& s,
-                                                  int64_t columns, int64_t begin, int64_t end) {
-  for (int64_t tiles = (end - begin + kRowsOfWide - 1) / kRowsOfWide; tiles > 0; --tiles) {
-    const float* from = x + begin * s.in;
-    float* to = y + begin * s.out;
-    const int64_t rows = (end - begin) / tiles;
-    switch (rows) {
-      case 1: Tile512<1>(from, w, to, s, columns); break;
-      case 2: Tile512<2>(from, w, to, s, columns); break;
-      case 3: Tile512<3>(from, w, to, s, columns); break;
-      case 4: Tile512<4>(from, w, to, s, columns); break;
-      case 5: Tile512<5>(from, w, to, s, columns); break;
-      case 6: Tile512<6>(from, w, to, s, columns); break;
-      case 7: Tile512<7>(from, w, to, s, columns); break;
-      case 8: Tile512<8>(from, w, to, s, columns); break;
+// Some rows of one block, in tiles of as much the same height as can be: a tile of one row takes as long as one of four.
+__attribute__((target("avx512f"))) void Block512(const float* const* x, const float* w, float* const* y, const Shape& s,
+                                                  int64_t columns, int64_t rows) {
+  for (int64_t tiles = (rows + kRowsOfWide - 1) / kRowsOfWide; tiles > 0; --tiles) {
+    const int64_t height = rows / tiles;
+    switch (height) {
+      case 1: Tile512<1>(x, w, y, s, columns); break;
+      case 2: Tile512<2>(x, w, y, s, columns); break;
+      case 3: Tile512<3>(x, w, y, s, columns); break;
+      case 4: Tile512<4>(x, w, y, s, columns); break;
+      case 5: Tile512<5>(x, w, y, s, columns); break;
+      case 6: Tile512<6>(x, w, y, s, columns); break;
+      case 7: Tile512<7>(x, w, y, s, columns); break;
+      case 8: Tile512<8>(x, w, y, s, columns); break;
     }
-    begin += rows;
+    rows -= height;
+    x += height;
+    y += height;
   }
 }
 
-__attribute__((target("avx2,fma"))) void Block2(const float* x, const float* w, float* y, const Shape& s,
-                                                int64_t columns, int64_t begin, int64_t end) {
-  for (int64_t tiles = (end - begin + kRowsOfNarrow - 1) / kRowsOfNarrow; tiles > 0; --tiles) {
-    const float* from = x + begin * s.in;
-    float* to = y + begin * s.out;
-    const int64_t rows = (end - begin) / tiles;
-    switch (rows) {
-      case 1: Tile2<1>(from, w, to, s, columns); break;
-      case 2: Tile2<2>(from, w, to, s, columns); break;
-      case 3: Tile2<3>(from, w, to, s, columns); break;
-      case 4: Tile2<4>(from, w, to, s, columns); break;
-      case 5: Tile2<5>(from, w, to, s, columns); break;
-      case 6: Tile2<6>(from, w, to, s, columns); break;
+__attribute__((target("avx2,fma"))) void Block2(const float* const* x, const float* w, float* const* y, const Shape& s,
+                                                int64_t columns, int64_t rows) {
+  for (int64_t tiles = (rows + kRowsOfNarrow - 1) / kRowsOfNarrow; tiles > 0; --tiles) {
+    const int64_t height = rows / tiles;
+    switch (height) {
+      case 1: Tile2<1>(x, w, y, s, columns); break;
+      case 2: Tile2<2>(x, w, y, s, columns); break;
+      case 3: Tile2<3>(x, w, y, s, columns); break;
+      case 4: Tile2<4>(x, w, y, s, columns); break;
+      case 5: Tile2<5>(x, w, y, s, columns); break;
+      case 6: Tile2<6>(x, w, y, s, columns); break;
     }
-    begin += rows;
+    rows -= height;
+    x += height;
+    y += height;
   }
 }
 
@@ -141,6 +140,7 @@ struct Product {
   const float* x;
   const float* w;
   float* y;
+  const int32_t* order;
   Shape shape;
   bool is_wide;
   int64_t blocks_of_part, stretches;
@@ -150,47 +150,58 @@ struct Product {
   void Part(int64_t part) const {
     const int64_t first = part % stretches * blocks_of_part, begin = part / stretches * kRowsAtOnce;
     const int64_t end = std::min(begin + kRowsAtOnce, shape.rows);
+    const float* from[kRowsAtOnce];
+    float* to[kRowsAtOnce];
     for (int64_t block = first; block < std::min(first + blocks_of_part, shape.blocks); ++block) {
       const float* of_block = w + block * shape.in * kColumns;
-      float* to = y + block * kColumns;
-      const int64_t columns = shape.out - block * kColumns;
-      if (is_wide) {
-        Block512(x, of_block, to, shape, columns, begin, end);
-      } else {
-        Block2(x, of_block, to, shape, columns, begin, end);
+      for (int64_t row = begin; row < end; ++row) {
+        from[row - begin] = x + order[row] * shape.in;
+        to[row - begin] = y + order[row] * shape.out + block * kColumns;
       }
+      (is_wide ? Block512 : Block2)(from, of_block, to, shape, shape.out - block * kColumns, end - begin);
     }
   }
 };
 
-ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w, ffi::Buffer<ffi::S32> count,
-               ffi::ResultBuffer<ffi::F32> y, bool is_wide) {
+ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w, ffi::Buffer<ffi::S32> order,
+               ffi::Buffer<ffi::S32> count, ffi::ResultBuffer<ffi::F32> y, bool is_wide) {
   const auto of_x = x.dimensions(), of_w = w.dimensions(), of_y = y->dimensions();
   if (of_x.size() != 2 || of_w.size() != 3 || of_y.size() != 2 || of_w[2] != kColumns || of_w[1] != of_x[1] ||
-      of_y[0] != of_x[0] || count.element_count() != 1 || of_w[0] != (of_y[1] + kColumns - 1) / kColumns) {
+      of_y[0] != of_x[0] || static_cast<int64_t>(order.element_count()) != of_x[0] || count.element_count() != 1 ||
+      of_w[0] != (of_y[1] + kColumns - 1) / kColumns) {
     return ffi::Error::InvalidArgument("x [rows, in] and w [blocks, in, 48] do not give y [rows, out]");
   }
+  const int32_t* of_order = order.typed_data();
+  if (std::any_of(of_order, of_order + of_x[0], [&](int32_t row) { return row < 0 || row >= of_x[0]; })) {
+    return ffi::Error::InvalidArgument("the order names a row that x does not have");
+  }
   const int64_t rows = std::clamp<int64_t>(count.typed_data()[0], 0, of_x[0]);
-  std::fill(y->typed_data() + rows * of_y[1], y->typed_data() + of_y[0] * of_y[1], 0.0f);
+  for (int64_t row = rows; row < of_x[0]; ++row) std::fill_n(y->typed_data() + of_order[row] * of_y[1], of_y[1], 0.0f);
   if (rows == 0) return ffi::Error::Success();
   // Few rows are bound by memory: each thread then reads two long stretches of it. Many are bound by arithmetic.
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1), blocks = of_w[0];
   const int64_t blocks_of_part = rows <= kRowsOfWide ? (blocks + 2 * threads - 1) / (2 * threads) : 1;
   const int64_t stretches = (blocks + blocks_of_part - 1) / blocks_of_part;
-  const Product product{x.typed_data(), w.typed_data(), y->typed_data(), Shape{rows, of_x[1], of_y[1], blocks}, is_wide,
-                        blocks_of_part, stretches};
+  const Product product{x.typed_data(),
+                        w.typed_data(),
+                        y->typed_data(),
+                        of_order,
+                        Shape{rows, of_x[1], of_y[1], blocks},
+                        is_wide,
+                        blocks_of_part,
+                        stretches};
   InParts(product, threads);
   return ffi::Error::Success();
 }
 
-ffi::Error RunWide(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w, ffi::Buffer<ffi::S32> count,
-                   ffi::ResultBuffer<ffi::F32> y) {
-  return Run(pool, x, w, count, y, true);
+ffi::Error RunWide(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w, ffi::Buffer<ffi::S32> order,
+                   ffi::Buffer<ffi::S32> count, ffi::ResultBuffer<ffi::F32> y) {
+  return Run(pool, x, w, order, count, y, true);
 }
 
-ffi::Error RunNarrow(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w, ffi::Buffer<ffi::S32> count,
-                     ffi::ResultBuffer<ffi::F32> y) {
-  return Run(pool, x, w, count, y, false);
+ffi::Error RunNarrow(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w, ffi::Buffer<ffi::S32> order,
+                     ffi::Buffer<ffi::S32> count, ffi::ResultBuffer<ffi::F32> y) {
+  return Run(pool, x, w, order, count, y, false);
 }
 
 }  // namespace
@@ -202,18 +213,14 @@ extern "C" int PackedProductLevel() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 1 : 0;
 }
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(PackedProduct512, RunWide,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>());
+#define BOUND                       \
+  ffi::Ffi::Bind()                  \
+      .Ctx<ffi::ThreadPool>()       \
+      .Arg<ffi::Buffer<ffi::F32>>() \
+      .Arg<ffi::Buffer<ffi::F32>>() \
+      .Arg<ffi::Buffer<ffi::S32>>() \
+      .Arg<ffi::Buffer<ffi::S32>>() \
+      .Ret<ffi::Buffer<ffi::F32>>()
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(PackedProduct2, RunNarrow,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(PackedProduct512, RunWide, BOUND);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(PackedProduct2, RunNarrow, BOUND);

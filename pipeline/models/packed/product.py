@@ -4,7 +4,8 @@ Owns the layout and the call. Knows no module. The one decision: the weight is l
 out once, at load, in the order in which a product reads it. XLA's product copies the whole weight into such an order at
 every call, which for a few rows takes longer than the product.
 
-Shape suffixes: B rows, I in, O out, P blocks of `COLUMNS` columns, C columns of a block.
+Shape suffixes: B rows (T of one sequence, in `real_rows`), I in, O out, P blocks of `COLUMNS` columns, C columns of a
+block.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from pipeline.models.packed.calls import support
 
 COLUMNS = 48
 """Of a block; three AVX-512 registers."""
-_count: ContextVar[Any] = ContextVar("count", default=None)
+_counted: ContextVar[tuple[Any, Any]] = ContextVar("counted", default=(None, None))
 
 
 def pack(kernel_IO: jax.Array) -> jax.Array:
@@ -30,16 +31,28 @@ def pack(kernel_IO: jax.Array) -> jax.Array:
 
 
 @contextmanager
-def counting_rows(count: Any) -> Iterator[None]:
+def counting_rows(count: Any, *, order_B: Any = None) -> Iterator[None]:
     """While this is traced, only the first `count` rows (an int32 []) of each packed product are computed.
 
-    The others become zero. For a model whose rows behind `count` fill up a shape and are read by nobody.
+    The others become zero. For a model whose rows behind `count` fill up a shape and are read by nobody. Where
+    `order_B`, a permutation, is given, it is the first `count` rows that it names, in products of as many rows as it
+    has, and every row of all others.
     """
-    token = _count.set(count)
+    token = _counted.set((count, order_B))
     try:
         yield
     finally:
-        _count.reset(token)
+        _counted.reset(token)
+
+
+def real_rows(mask_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Of a mask [B, T] that is 0 where a token is padding: how many tokens are none, and an order that has them first.
+
+    Both are for `counting_rows` and products of B * T rows.
+    """
+    is_padding = (mask_BT == 0).reshape(-1)
+    order = jnp.argsort(is_padding, stable=True).astype(jnp.int32)
+    return is_padding.size - jnp.sum(is_padding, dtype=jnp.int32), order
 
 
 def packed_product(x: jax.Array, kernel_PIC: jax.Array, *, num_out: int) -> jax.Array:
@@ -55,7 +68,10 @@ def packed_product(x: jax.Array, kernel_PIC: jax.Array, *, num_out: int) -> jax.
         raise RuntimeError(f"products of packed weights cannot be computed here: {support().reason}")
     x_BI = x.reshape(-1, x.shape[-1])
     form = jax.ShapeDtypeStruct((x_BI.shape[0], num_out), jnp.float32)
-    count = _count.get()
-    count = jnp.int32(x_BI.shape[0]) if count is None else jnp.asarray(count, jnp.int32)
-    y_BO = jax.ffi.ffi_call(target, form)(x_BI, kernel_PIC, count)
+    num_rows = x_BI.shape[0]
+    count, order_B = _counted.get()
+    if count is None or (order_B is not None and order_B.shape[0] != num_rows):
+        count, order_B = num_rows, None
+    order_B = jnp.arange(num_rows, dtype=jnp.int32) if order_B is None else order_B
+    y_BO = jax.ffi.ffi_call(target, form)(x_BI, kernel_PIC, order_B, jnp.asarray(count, jnp.int32))
     return y_BO.reshape(*x.shape[:-1], num_out)

@@ -10,6 +10,7 @@ Shape suffixes: B batch, L padded length.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from flax import nnx
 
 from pipeline.errors import ParameterError
 from pipeline.models.packed.modules import choose_products, pack_projections
+from pipeline.models.packed.product import counting_rows, real_rows
 from pipeline.serving.engine.batch_request import Arrays, Row
 from pipeline.serving.engine.buckets import smallest_fit, steps
 from pipeline.serving.engine.passes import Pass, PassShapes
@@ -29,6 +31,8 @@ _MAX_COMPLAINTS = 5
 SMALLEST_LENGTH = 16
 LENGTH = "length"
 """The name of the dimension along which rows are padded."""
+MASK = "attention_mask"
+"""The input that is 0 where a token is padding."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +88,8 @@ class ForwardExecutor:
                 name: value.astype(dtype) if jnp.issubdtype(value.dtype, jnp.floating) else value
                 for name, value in inputs.items()
             }
-            outputs = forward(nnx.merge(graph, state), cast)
+            with self._counting(inputs):
+                outputs = forward(nnx.merge(graph, state), cast)
             return {
                 name: value.astype(jnp.float32) if jnp.issubdtype(value.dtype, jnp.floating) else value
                 for name, value in outputs.items()
@@ -127,6 +132,14 @@ class ForwardExecutor:
 
     def _served(self, model: nnx.Module) -> nnx.Module:
         return pack_projections(model) if self._is_packed else model
+
+    def _counting(self, inputs: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Nobody reads what a text encoder computes of padding, and no other row sees it."""
+        form = self.shapes.inputs.get(MASK)
+        if not self._is_packed or form is None or form.shape != (LENGTH,):
+            return nullcontext()
+        count, order = real_rows(inputs[MASK])
+        return counting_rows(count, order_B=order)
 
     def place(self, leaves: Any) -> Any:
         """New parameters on the device, beside those in use. Compiles nothing; for any thread.

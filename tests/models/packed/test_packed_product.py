@@ -16,7 +16,7 @@ from pipeline.models.decoders.layers import Projection
 from pipeline.models.packed.building import build
 from pipeline.models.packed.calls import support
 from pipeline.models.packed.modules import PackedProjection, choose_products, pack_projections
-from pipeline.models.packed.product import COLUMNS, counting_rows, pack, packed_product
+from pipeline.models.packed.product import COLUMNS, counting_rows, pack, packed_product, real_rows
 
 # A sum of 576 products in float32 is off by 3e-7 of the largest; measured over the shapes below.
 TOLERANCE = 2e-6
@@ -131,17 +131,47 @@ def test_what_is_not_float32_on_one_cpu_keeps_xlas_products_and_says_why() -> No
         assert word in choice.reason
 
 
-def test_a_call_with_shapes_that_do_not_fit_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("num_in", "order", "word"),
+    [
+        (5, [0, 1], "do not give y"),
+        (4, [0], "do not give y"),
+        (4, [0, 2], "does not have"),
+        (4, [-1, 0], "does not have"),
+    ],
+)
+def test_a_call_with_what_does_not_fit_is_refused(num_in: int, order: list[int], word: str) -> None:
     name = support().product
     if name is None:
         compiler_is_missing(support().reason)
     wrong = jax.jit(
         lambda x: jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((2, 48), jnp.float32))(
-            x, jnp.zeros((1, 5, COLUMNS)), jnp.int32(2)
+            x, jnp.zeros((1, num_in, COLUMNS)), jnp.asarray(order, jnp.int32), jnp.int32(2)
         )
     )
-    with pytest.raises(jax.errors.JaxRuntimeError, match="do not give y"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=word):
         jax.block_until_ready(wrong(drawn(2, 4)))
+
+
+@pytest.mark.parametrize("lengths", [(13, 1, 7), (16, 16, 16), (1, 1, 1), (0, 5, 16)], ids=str)
+def test_rows_that_are_padding_are_not_computed_wherever_they_are(target: str, lengths: tuple[int, ...]) -> None:
+    packed = pack(jnp.asarray(drawn(64, 101)))
+    mask = (np.arange(16) < np.asarray(lengths)[:, None]).astype(np.int32)
+
+    def multiply(x: jax.Array) -> jax.Array:
+        return packed_product(x, packed, num_out=101)
+
+    @jax.jit
+    def of_real(x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+        count, order = real_rows(mask)
+        with counting_rows(count, order_B=order):
+            return multiply(x), multiply(x[:, 0])
+
+    x = drawn(3, 16, 64)
+    whole, first = np.asarray(jax.jit(multiply)(x)), np.asarray(jax.jit(multiply)(x[:, 0]))
+    part, others = of_real(x, mask)
+    np.testing.assert_array_equal(np.asarray(part), np.where(mask[..., None] != 0, whole, 0.0))
+    np.testing.assert_array_equal(np.asarray(others), first, err_msg="a product of other rows computes all of them")
 
 
 def test_without_a_compiler_the_reason_names_what_was_looked_for(tmp_path: Path) -> None:
