@@ -206,7 +206,7 @@ ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F
   int64_t seen = 0;
   for (int64_t row = 0; row < attention.rows; ++row) seen += std::clamp<int64_t>(attention.positions[row] + 1, 0, of_cache[2]);
   const int64_t numbers = 2 * seen * of_cache[1] * of_cache[3];
-  InParts(attention, std::min<int64_t>(pool.num_threads(), numbers / kNumbersOfThread));
+  InParts(pool, attention, std::min<int64_t>(pool.num_threads(), numbers / kNumbersOfThread), of_q[1] == 1);
   return ffi::Error::Success();
 }
 

@@ -190,7 +190,7 @@ ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F
                         is_wide,
                         blocks_of_part,
                         stretches};
-  InParts(product, threads);
+  InParts(pool, product, threads, rows <= kRowsOfWide);
   return ffi::Error::Success();
 }
 
