@@ -205,3 +205,6 @@ def test_buckets_are_few_ascending_and_end_at_the_limit():
     assert smallest_fit(129, buckets.decode_attention) == 256
     tiny = Buckets.for_limits(slots=1, context=16, chunk_tokens=8)
     assert (tiny.decode_batches, tiny.decode_attention, tiny.chunks) == ((1,), (16,), (8,))
+    whole = Buckets.for_limits(slots=8, context=2048, chunk_tokens=64, copies_prefixes=True, reads_in_place=True)
+    assert (whole.decode_attention, whole.prefill_attention) == ((2048,), (2048,))
+    assert (whole.chunks, whole.copies) == (buckets.chunks, buckets.prefill_attention)

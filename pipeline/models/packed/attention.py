@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline.models.decoders.attention import View
-from pipeline.models.decoders.config import Layer
+from pipeline.models.decoders.config import DecoderConfig, Layer
 from pipeline.models.decoders.model import Decoder
 from pipeline.models.packed.calls import support
 
@@ -21,15 +21,16 @@ _LANES = 16
 
 
 def read_cache_in_place(model: Decoder) -> Decoder:
-    """Let every layer that can read its cache in place, and return `model`.
-
-    Prefill keeps XLA's attention, and so do layers with a softcap and models whose heads are no multiple of 16 wide.
-    """
-    config = model.config
-    if config.attention_softcap is None and config.head_dim % _LANES == 0:
+    """Let every layer read its cache in place, and return `model`; one that `can_read_in_place` is false of stays."""
+    if can_read_in_place(model.config):
         for block in model.layers:
             block.attention.over_cache = attend_in_place
     return model
+
+
+def can_read_in_place(config: DecoderConfig) -> bool:
+    """False of a model with a softcap or with heads that are no multiple of 16 wide: it keeps XLA's attention."""
+    return config.attention_softcap is None and config.head_dim % _LANES == 0
 
 
 def attend_in_place(

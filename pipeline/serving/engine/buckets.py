@@ -46,6 +46,7 @@ class Buckets:
         smallest_attention: int = SMALLEST_ATTENTION,
         copies_prefixes: bool = False,
         is_deterministic: bool = False,
+        reads_in_place: bool = False,
     ) -> "Buckets":
         """The sets for a server of these limits.
 
@@ -54,6 +55,9 @@ class Buckets:
 
         A deterministic server has one shape of each: a sum over 8 rows or 512 positions is rounded differently in an
         executable for 1 row or 256 positions, but a row of one executable does not depend on the other rows.
+
+        Where attention reads the cache in place (`pipeline.models.packed.attention`), its length is what a sequence has
+        and one executable does for all: 11 in place of 23 for a context of 1,024.
         """
         if is_deterministic:
             return cls(
@@ -70,9 +74,9 @@ class Buckets:
         idle_chunk = IDLE_CHUNKS * chunk_tokens
         return cls(
             decode_batches=steps(1, slots, factor=8),
-            decode_attention=steps(smallest, context, factor=2),
+            decode_attention=(context,) if reads_in_place else steps(smallest, context, factor=2),
             chunks=(*chunks, idle_chunk) if idle_chunk <= smallest else chunks,
-            prefill_attention=prefill_attention,
+            prefill_attention=(context,) if reads_in_place else prefill_attention,
             adjusted=(FEW_ADJUSTED,) if context > LONG_CONTEXT else (),
             copies=prefill_attention if copies_prefixes else (),
         )

@@ -27,6 +27,12 @@ from pipeline.serving.accelerator.mesh import ServingMesh
 _MAX_COMPLAINTS = 5
 
 
+def is_packed(model: Decoder, *, mesh: ServingMesh, dtype: str) -> bool:
+    """Whether `model` is served with the custom calls of `pipeline.models.packed`."""
+    products = choose_products(platform=mesh.platform, dtype=dtype, num_devices=mesh.tensor)
+    return products.is_packed and not is_quantized(model)
+
+
 class ServedParameters:
     """Names, arrays, and the way back to a module."""
 
@@ -34,7 +40,6 @@ class ServedParameters:
         """Fuse, cast and place `model`, which is taken over."""
         self._mesh = mesh
         self._dtype = dtype
-        self._is_packed = choose_products(platform=mesh.platform, dtype=dtype, num_devices=mesh.tensor).is_packed
         graph, state = nnx.split(self._fused(model))
         leaves, tree = jax.tree.flatten(state)
         self._names = tuple(model_leaves(nnx.merge(graph, state)))
@@ -81,11 +86,10 @@ class ServedParameters:
         # On a CPU the head is kept as [D, V] beside a tied embedding: 23 instead of 26 ms a token at SmolLM2-135M. Who
         # asks for int8 wants the memory.
         materialize = self._mesh.platform == "cpu" and not is_quantized(model)
+        packed = is_packed(model, mesh=self._mesh, dtype=self._dtype)
         model = widen(model, tensor=self._mesh.tensor)
         fused = fuse_projections(model, materialize_head=materialize, shards=self._mesh.tensor)
-        if not self._is_packed or is_quantized(model):
-            return fused
-        return read_cache_in_place(pack_projections(fused))
+        return read_cache_in_place(pack_projections(fused)) if packed else fused
 
     def _cast(self, name: str, leaf: Any) -> jax.Array:
         """In the dtype that is computed in; int8 weights and their scales stay as they are."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 import jax
 
 from pipeline.models.decoders.model import Decoder as DecoderModel
+from pipeline.models.packed.attention import can_read_in_place
 from pipeline.serving.accelerator.mesh import ServingMesh
 from pipeline.serving.accelerator.multi_host import Leader
 from pipeline.serving.engine.buckets import Buckets
@@ -19,6 +20,7 @@ from pipeline.serving.engine.engine_group import EngineGroup, shared_metrics
 from pipeline.serving.engine.executor import ModelExecutor
 from pipeline.serving.engine.metrics import Metrics
 from pipeline.serving.engine.scheduler import Limits
+from pipeline.serving.engine.served_parameters import is_packed
 from pipeline.serving.hosting.served_model import LoadedModel
 
 
@@ -46,6 +48,7 @@ def executor_on(mesh: ServingMesh, module: DecoderModel, *, limits: Limits, dtyp
         chunk_tokens=limits.chunk_tokens,
         copies_prefixes=limits.prefix_granularity > 0,
         is_deterministic=limits.is_deterministic,
+        reads_in_place=is_packed(module, mesh=mesh, dtype=dtype) and can_read_in_place(module.config),
     )
     return ModelExecutor(module, limits=limits, buckets=buckets, mesh=mesh, dtype=dtype)
 
