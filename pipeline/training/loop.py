@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from pipeline.artifacts.store import open_store
@@ -52,8 +52,16 @@ class TrainResult:
     """Whose gradients were not finite."""
 
 
-def train(worker: WorkerContext, job: TrainJob, *, reporter: Reporter) -> TrainResult:
+def train(
+    worker: WorkerContext, job: TrainJob, *, reporter: Reporter, before_commit: Callable[[], None] = lambda: None
+) -> TrainResult:
     """Train to `job.config.steps`, from the newest commit in the workspace or from initial weights.
+
+    Args:
+        worker: this rank.
+        job: what is trained.
+        reporter: of rank 0.
+        before_commit: hands on what was reported; called from the thread that saves, and may not raise.
 
     Raises:
         ParameterError: the config cannot work here.
@@ -73,6 +81,7 @@ def train(worker: WorkerContext, job: TrainJob, *, reporter: Reporter) -> TrainR
         joined(worker),
     ):
         session = open_session(worker, job, watchdog=watchdog)
+        session.checkpointer.before_commit = before_commit
         session.guard.restart.entered_at = entered_at
         session.guard.restart.ready_at = time.time()
         with (

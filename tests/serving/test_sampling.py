@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.serving.engine.sampling import SamplingRows, cut, sample
+from pipeline.serving.engine.sampling import SamplingRows, cut, most_likely, sample
 
 # 4,000 draws: three standard deviations of a share are at most 0.024.
 SHARE_TOLERANCE = 0.03
@@ -91,3 +91,11 @@ def test_a_row_draws_the_same_token_alone_and_in_a_batch():
     for row in range(8):
         alone = rows_of(1, temperature=1.3, top_p=0.95, seed=row)
         assert np.asarray(jitted_sample(logits[row : row + 1], alone, np.asarray([row])))[0] == together[row]
+
+
+@pytest.mark.parametrize("num_tokens", [49_152, 320, 31, 1])
+def test_the_most_likely_token_is_the_first_of_the_largest(num_tokens):
+    scores = np.random.default_rng(num_tokens).integers(0, 4, (8, num_tokens)).astype(np.float32)
+    scores[1], scores[2] = 0.0, -np.inf
+    scores[3, -1] = scores[4, num_tokens // 3] = 9.0
+    np.testing.assert_array_equal(most_likely(jnp.asarray(scores)), jnp.argmax(scores, axis=-1))

@@ -69,6 +69,25 @@ def test_a_checkpoint_holds_the_step_it_was_begun_at_while_training_goes_on(
     assert all(age >= 0.0 for age in ages.values())
 
 
+@pytest.mark.parametrize("in_background", [True, False])
+def test_what_was_reported_is_handed_on_before_its_step_is_committed(
+    make_job, one_rank, storage, in_background: bool
+) -> None:
+    workspace, _ = storage()
+    recorder = Recorder()
+    found: list[tuple[int, list[int]]] = []
+
+    def hand_on() -> None:
+        found.append((max(recorder.series("loss")), steps_of(workspace)))
+
+    job = make_job(workspace=workspace, steps=9, checkpoint_async=in_background)
+    train(one_rank, job, reporter=recorder, before_commit=hand_on)
+    assert len(found) == 3
+    for committed, (reported, steps) in zip((3, 6, 9), found, strict=True):
+        assert reported >= committed
+        assert committed not in steps
+
+
 def test_a_training_that_fails_waits_for_the_save_on_its_way(make_job, one_rank, storage, token_rows: Path) -> None:
     workspace, _ = storage(close_seconds=CLOSE_SECONDS)
     stopping = functools.partial(StoppingRows, token_rows, stop_at=4)

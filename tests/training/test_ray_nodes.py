@@ -120,10 +120,7 @@ def test_a_gang_makes_way_grows_after_a_commit_and_survives_a_lost_node(
         for report in reports
         if report.kind == "metrics" and "loss" in report.payload and report.step is not None
     ]
-    # Rank 0 hands on its reports every half second. One that ends abruptly, when its gang grows or its node dies, keeps
-    # those of that time to itself; what was not committed by then is computed and reported again.
-    missing = set(range(1, STEPS + 1)) - {report.step for report in losses}
-    assert len(missing) <= 2 * (0.5 / STEP_SECONDS + 1)
+    assert {report.step for report in losses} == set(range(1, STEPS + 1))
     lost = [
         report.payload["rpo_steps"] for report in reports if report.kind == "metrics" and "rpo_steps" in report.payload
     ]

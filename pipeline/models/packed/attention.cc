@@ -1,8 +1,9 @@
-// Attention of one new token a row over the key-value cache, read where it lies: an XLA custom call for CPUs.
+// Attention of new tokens over the key-value cache, read where it lies: an XLA custom call for CPUs.
 //
-// q is [rows, heads, head_dim], keys and values are [slots, kv_heads, positions, head_dim], all float32. Row b attends
-// over the positions 0 to position[b] of slot[b], of these the last `window` where there is one. XLA's own attention
-// copies the first 256, 512 or more positions of every slot before it reads them, whatever is in them.
+// q is [batch, tokens, heads, head_dim], keys and values are [slots, kv_heads, positions, head_dim], all float32. A row
+// is one token: it attends over the positions 0 to its own of its slot, of these the last `window` where there is one.
+// XLA's own attention copies the first 256, 512 or more positions of every slot before it reads them, whatever is in
+// them.
 //
 // Each sum goes over the positions in their order: neither the other rows nor the number of threads changes a bit.
 

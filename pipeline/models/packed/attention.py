@@ -1,8 +1,7 @@
-"""Attention of a decode step over the cache where it lies, as an XLA custom call on CPUs.
+"""Attention over the cache where it lies, as an XLA custom call on CPUs.
 
-Owns the call and which layers it is for. Knows nothing of compilers or devices. The one decision: what is read is what
-a sequence has, not what its bucket holds. XLA's own attention first copies the bucket's positions of every slot, which
-at 8 rows of SmolLM2-135M takes as long as two thirds of the weights' products.
+Owns the call and which models it is for. Knows nothing of compilers or devices. The one decision: what is read is what
+a sequence has, not what its bucket holds. XLA's own attention first copies the bucket's positions of every slot.
 
 Shape suffixes: B batch, T tokens, N query heads, H head_dim, S slots, K key-value heads, P cached positions.
 """

@@ -1,8 +1,8 @@
 """`x @ w` with a weight that was laid out for it, as an XLA custom call on CPUs.
 
-Owns the layout and the call. Knows no module. The one decision: the weight is laid
-out once, at load, in the order in which a product reads it. XLA's product copies the whole weight into such an order at
-every call, which for a few rows takes longer than the product.
+Owns the layout and the call. Knows no module. The one decision: the weight is laid out once, at load, in the order in
+which a product reads it. XLA's product copies the whole weight into such an order at every call, which for a few rows
+takes longer than the product.
 
 Shape suffixes: B rows (T of one sequence, in `real_rows`), I in, O out, P blocks of `COLUMNS` columns, C columns of a
 block.

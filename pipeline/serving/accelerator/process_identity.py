@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2]
+_SUFFIXES = (".py", ".cc", ".h")
 _PARTS = ("serving", "models", "cluster/ledger.py", "spec/gate.py", "settings.py", "errors.py")
 
 
@@ -18,7 +19,9 @@ def process_identity(*, cpus: float, gpus: float, environment: Mapping[str, str]
     digest = hashlib.sha256(json.dumps([cpus, gpus, dict(environment)], sort_keys=True).encode())
     for part in _PARTS:
         place = PACKAGE / part
-        found = [path for path in place.rglob("*") if path.suffix in (".py", ".cc")] if place.is_dir() else [place]
+        found = (
+            [path for path in place.rglob("*") if path.suffix in (".py", ".cc", ".h")] if place.is_dir() else [place]
+        )
         for path in sorted(found):
             digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0")
             digest.update(hashlib.sha256(path.read_bytes()).digest())

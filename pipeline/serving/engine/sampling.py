@@ -56,7 +56,7 @@ def sample(logits_BV: jax.Array, *, rows: SamplingRows, positions_B: jax.Array) 
 
 
 def most_likely(scores_BV: jax.Array) -> jax.Array:
-    """The first of each row's largest scores; int32 [B].
+    """The first of each row's largest scores; int32 [B]. Where a score is NaN, which has no order, it is some token.
 
     Through the largest of each stretch of the vocabulary: XLA:CPU makes vectors of a maximum and none of an argmax,
     which over 8 rows of 49,152 takes 1.8 ms, and this 0.2.

@@ -11,7 +11,7 @@ The DCP state dict is `{"model": ..., "optimizer": ..., "extras": {<name>: ...}}
 import io
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -130,6 +130,8 @@ class Checkpointer:
     """Where saves are due by the clock."""
     timeout_seconds: float = TIMEOUT_SECONDS
     """A rank waits so long for another one's bytes to be written."""
+    before_commit: Callable[[], None] = lambda: None
+    """Called by each rank when it votes, for what must have left the process once the commit is there."""
     must_resume: bool = False
     """True where commits were seen, so the model has been left as it was made, and only a checkpoint fills it."""
     consensus: Consensus = field(init=False)
@@ -266,14 +268,14 @@ class Checkpointer:
         return StateDictOptions(ignore_frozen_params=self.trained_only, strict=not self.trained_only)
 
     def _vote(self, key: AttemptKey, files: AttemptFiles, taken: _Taken) -> None:
-        worker = self.worker
-        files.put(_rank_file(worker.rank), taken.rng)
-        if worker.is_first:
+        files.put(_rank_file(self.worker.rank), taken.rng)
+        if self.worker.is_first:
             fields = {name: getattr(taken.state, name) for name in TrainingState.__dataclass_fields__}
             files.put(STATE_NAME, (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode())
             for name, content in self.companions.items():
                 files.put(name, content)
-        write_vote(self.store, key, rank=worker.rank, files=files.entries)
+        self.before_commit()
+        write_vote(self.store, key, rank=self.worker.rank, files=files.entries)
 
     def resume(self, reporter: Reporter, *, identity: Mapping[str, Any]) -> Resumed | None:
         """Load the newest commit that loads; None where there is no commit at all.

@@ -50,6 +50,8 @@ PLACE_SECONDS = 10.0
 """An elastic gang is placed where room was seen; where a node is lost meanwhile, another size is tried after this."""
 _PUSH_SECONDS = 0.5
 _LAST_PUSH_SECONDS = 30.0
+_COMMIT_PUSH_SECONDS = 5.0
+"""A commit waits so long for a stage that takes no reports, and then goes without."""
 _WORLDS = "worlds"
 
 
@@ -203,10 +205,10 @@ def _enter_rank(launch: _Launch) -> TrainResult | None:
     if worker.is_first:
         store.create(f"{_WORLDS}/{_start_name(meeting.placed_at)}-{worker.world_size}", b"")
     try:
-        with _reporting(launch, worker) as reporter:
+        with _reporting(launch, worker) as (reporter, deliver):
             worker, found = met(worker, workspace=launch.job.workspace)
             reporter.note(str(found))
-            return train(worker, launch.job, reporter=reporter)
+            return train(worker, launch.job, reporter=reporter, before_commit=deliver)
     except Exception as error:  # the boundary: whatever a rank raises is classified here
         meant = as_pipeline_error(error, rank=worker.rank)
         with suppress(StoreError):  # storage that is away is what it tells of, or no reason to hide what it does
@@ -236,28 +238,37 @@ def _worker_context(gang: Gang, meeting: Meeting) -> WorkerContext:
 
 
 @contextmanager
-def _reporting(launch: _Launch, worker: WorkerContext) -> Iterator[Reporter]:
-    """Rank 0's reporter, pushed to the receiver from a thread of its own; silence on other ranks."""
+def _reporting(launch: _Launch, worker: WorkerContext) -> Iterator[tuple[Reporter, Callable[[], None]]]:
+    """Rank 0's reporter, pushed to the receiver from a thread of its own; silence on other ranks.
+
+    The function beside it returns when everything reported so far has left the process, which may end right after.
+    """
     if not worker.is_first:
-        yield SilentReporter()
+        yield SilentReporter(), lambda: None
         return
     reporter = launch.make_reporter()
-    ended = threading.Event()
+    ended, turn = threading.Event(), threading.Lock()
 
-    def push() -> None:
+    def push() -> ray.ObjectRef:
+        with turn:  # what another thread has drained is on its way then too
+            return launch.receiver.push_reports.remote(reporter.drain())
+
+    def push_often() -> None:
         while not ended.wait(_PUSH_SECONDS):
-            reports = reporter.drain()
-            if reports:
-                launch.receiver.push_reports.remote(reports)
+            push()
 
-    thread = threading.Thread(target=push, name="push-reports", daemon=True)
+    def deliver() -> None:
+        with suppress(RayError):
+            ray.get(push(), timeout=_COMMIT_PUSH_SECONDS)
+
+    thread = threading.Thread(target=push_often, name="push-reports", daemon=True)
     thread.start()
     try:
-        yield reporter
+        yield reporter, deliver
     finally:
         ended.set()
         thread.join()
-        ray.get(launch.receiver.push_reports.remote(reporter.drain()), timeout=_LAST_PUSH_SECONDS)
+        ray.get(push(), timeout=_LAST_PUSH_SECONDS)
 
 
 def _report_receiver() -> tuple[Any, bool]:
