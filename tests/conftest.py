@@ -5,10 +5,12 @@ the tests marked `ray` or `browser` one after the other, after the others ran si
 for more than one cluster's work.
 """
 
+import multiprocessing
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,3 +60,10 @@ def ray_cluster(ray_head: str) -> Iterator[str]:
     ray_connection.connect(ray_head, verbose=False)
     yield ray_head
     ray_connection.disconnect()
+
+
+@pytest.fixture
+def in_a_process() -> Iterator[Callable[..., Any]]:
+    """Calls a function of a module that can be imported, in a process that did nothing before."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:  # whose end ends the process, whatever it does
+        yield lambda function, *given, **named: pool.apply(function, given, named)

@@ -4,13 +4,10 @@ Each soak has a process of its own. What is resident in one that ran other tests
 """
 
 import gc
-import multiprocessing
 import random
 import threading
-from concurrent.futures import ProcessPoolExecutor
 
 import psutil
-import pytest
 from tiny_llama import (
     CONFIG,
     LIMITS,
@@ -36,13 +33,6 @@ GROWN_OBJECTS = 500
 """One object kept for each request would be 18,000 more; -1 measured."""
 GROWN_BYTES = 8 * 2**20
 """Resident; 0.3 MiB measured for 18,000 requests, 1.4 MiB for 300 on the device."""
-
-
-@pytest.fixture
-def in_a_process():
-    """Calls a function of this module in a process that did nothing before."""
-    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield lambda function: pool.submit(function).result(timeout=180)
 
 
 def soak(engine, num, *, longest_prompt, longest_answer):
