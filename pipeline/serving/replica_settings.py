@@ -40,7 +40,7 @@ class ReplicaSettings:
     dtype: str = "auto"
     max_batch_rows: int = 32
     """Of a model that embeds or predicts."""
-    batch_wait_seconds: float = 0.003
+    batch_wait_seconds: float = 0.0
     dimensions: Mapping[str, int] = field(default_factory=dict)
     """Sizes that a model leaves open, by name."""
     min_tokens_per_second: float = 0.0

@@ -91,7 +91,11 @@ class DeployServeParameters(Parameters):
         32, ge=1, le=4096, description="Embeddings and predictions: rows of all requests in one forward pass."
     )
     batch_wait_seconds: float = Field(
-        0.003, ge=0.0, le=1.0, description="Embeddings and predictions: how long a lone row waits for others."
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="Embeddings and predictions: how long a lone row waits for others where the device is free. While it "
+        "computes, the next pass gathers without it.",
     )
     dimensions: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict,

@@ -81,15 +81,18 @@ class ForwardExecutor:
         self.shapes = shapes
         self._is_packed = choose_products(platform=device.platform, dtype=dtype).is_packed
         graph, state = nnx.split(self._served(model))
-        self._state = jax.device_put(state, device)
+        self._names, leaves = _named(state)
+        tree = jax.tree.structure(state)
+        # A list: flattening the state of a module at every call takes longer than handing over its arrays.
+        self._leaves: list[jax.Array] = jax.device_put(leaves, device)
 
-        def compute(state: Any, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
+        def compute(leaves: Sequence[Any], inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
             cast = {
                 name: value.astype(dtype) if jnp.issubdtype(value.dtype, jnp.floating) else value
                 for name, value in inputs.items()
             }
             with self._counting(inputs):
-                outputs = forward(nnx.merge(graph, state), cast)
+                outputs = forward(nnx.merge(graph, jax.tree.unflatten(tree, leaves)), cast)
             return {
                 name: value.astype(jnp.float32) if jnp.issubdtype(value.dtype, jnp.floating) else value
                 for name, value in outputs.items()
@@ -116,19 +119,20 @@ class ForwardExecutor:
         jitted = jax.jit(self._compute)
         with ThreadPoolExecutor(max_workers=_COMPILE_THREADS) as pool:
             # Tracing holds the interpreter lock, compiling does not: the next is traced while one compiles.
-            pending = [(key, pool.submit(jitted.lower(self._state, self._example(*key)).compile)) for key in keys]
+            pending = [(key, pool.submit(jitted.lower(self._leaves, self._example(*key)).compile)) for key in keys]
             for done, (key, future) in enumerate(pending, start=1):
                 self._table[key] = future.result()
                 if on_progress is not None:
                     on_progress(done, len(keys))
         for key in keys:
             # The first call of an executable allocates; no request should wait for that.
-            jax.block_until_ready(self._table[key](self._state, self._example(*key)))
+            jax.block_until_ready(self._table[key](self._leaves, self._example(*key)))
         return time.monotonic() - started
 
-    def leaves_of(self, model: nnx.Module) -> Any:
+    def leaves_of(self, model: nnx.Module) -> dict[str, Any]:
         """What `place` takes, from a module of the same description, which is taken over."""
-        return nnx.split(self._served(model))[1]
+        names, leaves = _named(nnx.split(self._served(model))[1])
+        return dict(zip(names, leaves, strict=True))
 
     def _served(self, model: nnx.Module) -> nnx.Module:
         return pack_projections(model) if self._is_packed else model
@@ -141,17 +145,17 @@ class ForwardExecutor:
         count, order = real_rows(inputs[MASK])
         return counting_rows(count, order_B=order)
 
-    def place(self, leaves: Any) -> Any:
+    def place(self, leaves: Mapping[str, Any]) -> list[jax.Array]:
         """New parameters on the device, beside those in use. Compiles nothing; for any thread.
 
         Raises:
             ParameterError: a name, shape or dtype differs from what was compiled.
         """
-        wanted, found = (dict(jax.tree.leaves_with_path(tree)) for tree in (self._state, leaves))
+        wanted = dict(zip(self._names, self._leaves, strict=True))
         differing = [
-            jax.tree_util.keystr(path)
-            for path in {**wanted, **found}
-            if path not in wanted or path not in found or _form(wanted[path]) != _form(found[path])
+            name
+            for name in {**wanted, **leaves}
+            if name not in wanted or name not in leaves or _form(wanted[name]) != _form(leaves[name])
         ]
         if differing:
             raise ParameterError(
@@ -159,17 +163,18 @@ class ForwardExecutor:
                 f"{', '.join(differing[:_MAX_COMPLAINTS])}",
                 hint="a model of other shapes or dtype needs an executor of its own",
             )
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, self._state)
-        return jax.block_until_ready(jax.device_put(leaves, shardings))
+        shardings = [leaf.sharding for leaf in self._leaves]
+        placed: list[jax.Array] = jax.device_put([leaves[name] for name in self._names], shardings)
+        return jax.block_until_ready(placed)
 
-    def exchange(self, placed: Any) -> Any:
+    def exchange(self, placed: list[jax.Array]) -> list[jax.Array]:
         """Run with these (of `place`) from the next batch on; returns those in use until now."""
-        before, self._state = self._state, placed
+        before, self._leaves = self._leaves, placed
         return before
 
-    def on_host(self, state: Any) -> Any:
+    def on_host(self, placed: Sequence[jax.Array]) -> dict[str, Any]:
         """What `exchange` returned, as `place` takes it, in the host's memory."""
-        return jax.tree.map(np.asarray, state)
+        return {name: np.asarray(leaf) for name, leaf in zip(self._names, placed, strict=True)}
 
     def run(self, rows: Sequence[Row]) -> list[Arrays]:
         """The outputs of each row, numpy, from as many forward passes as `PassShapes.split` makes.
@@ -179,7 +184,7 @@ class ForwardExecutor:
         """
         passes = self.shapes.passes.split([row.length for row in rows])
         # All are handed to the device before the first is waited for.
-        made = [self._table[one.batch, one.length](self._state, self._inputs(rows, one)) for one in passes]
+        made = [self._table[one.batch, one.length](self._leaves, self._inputs(rows, one)) for one in passes]
         results: list[Arrays] = [{}] * len(rows)
         for one, outputs in zip(passes, made, strict=True):
             # One transfer for each output; slicing the device array would compile.
@@ -211,7 +216,7 @@ class ForwardExecutor:
 
     def _row_outputs(self) -> dict[str, tuple[int, ...]]:
         length = self.shapes.passes.lengths[-1]
-        found = [jax.eval_shape(self._compute, self._state, self._example(batch, length)) for batch in (2, 3)]
+        found = [jax.eval_shape(self._compute, self._leaves, self._example(batch, length)) for batch in (2, 3)]
         wrong = [
             name
             for name, value in found[0].items()
@@ -223,6 +228,12 @@ class ForwardExecutor:
                 hint="return tensors whose first axis is that of the inputs",
             )
         return {name: tuple(value.shape[1:]) for name, value in found[0].items()}
+
+
+def _named(state: Any) -> tuple[list[str], list[Any]]:
+    """Paths and leaves, in the order of the flattened state."""
+    found = jax.tree.leaves_with_path(state)
+    return [jax.tree_util.keystr(path) for path, _ in found], [leaf for _, leaf in found]
 
 
 def _form(leaf: Any) -> tuple[tuple[int, ...], str]:
