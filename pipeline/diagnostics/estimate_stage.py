@@ -1,14 +1,12 @@
 """What a training stage of a flow will hold in memory, without training it.
 
 Owns the way from a stage's parameters to the estimate of one rank. Knows nothing of how it is shown. The one decision:
-ranks of a CPU stage share the memory of this machine, ranks of a GPU stage have a device each.
+ranks of a CPU stage share what this process may use of its machine, ranks of a GPU stage have a device each.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from pipeline.data.arrays import ArrayDataset
 from pipeline.data.dataset import open_dataset
@@ -17,6 +15,7 @@ from pipeline.stages.protocol import Resources
 from pipeline.stages.starting_point import starting_point
 from pipeline.stages.train_fsdp import config_of
 from pipeline.training.device import num_cuda_devices
+from pipeline.training.memory_limits import host_limits, least_of_each
 from pipeline.training.parallel.memory_estimate import LIBRARIES_BYTES
 from pipeline.training.session import TrainJob, make_task
 from pipeline.training.tasks.memory_count import count_memory
@@ -40,7 +39,7 @@ def estimate_stage(
         resources: of the stage.
         inputs: directory and digest of each input of the stage.
         project_root: what paths of the stage are relative to.
-        available_bytes: of one rank; its share of this machine's memory where it is None and ranks have no GPU.
+        available_bytes: of one rank; where it is None and ranks have no GPU, its share of what this process may use.
 
     Raises:
         ParameterError: the stage cannot be trained as it is.
@@ -59,7 +58,7 @@ def estimate_stage(
     )
     by_kind = dict(estimate.by_kind) | ({} if on_gpu else {"libraries": LIBRARIES_BYTES})
     if available_bytes is None and not on_gpu:
-        available_bytes = psutil.virtual_memory().total // workers
+        available_bytes = least_of_each(host_limits(), num_ranks=workers)
     peak = sum(by_kind.values())
     return {
         "workers": workers,

@@ -84,6 +84,8 @@ def train(
         session.checkpointer.before_commit = before_commit
         session.guard.restart.entered_at = entered_at
         session.guard.restart.ready_at = time.time()
+        if session.room.warning:
+            reporter.note(session.room.warning)
         with (
             _enough_memory(session, job),
             session.guard.heart.beating() if worker.is_first else _quiet(),
@@ -168,7 +170,7 @@ def _run(session: Session, reporter: Reporter) -> TrainResult:
     return TrainResult(
         state=state,
         commit=commit,
-        num_parameters=session.num_parameters,
+        num_parameters=session.room.num_parameters,
         unit=session.task.unit,
         units_per_second=session.speed.steady(),
         resumed_from_step=first_step,
@@ -310,7 +312,7 @@ def _enough_memory(session: Session, job: TrainJob) -> Iterator[None]:
             worker=session.worker,
             rows=rows,
             next_rows=smaller if goes_on else None,
-            state_bytes=session.state_bytes,
+            state_bytes=session.room.state_bytes,
         ) from error
 
 
@@ -324,6 +326,6 @@ def _start_note(session: Session, first_step: int) -> str:
     plan = session.plan
     start = f"from step {first_step}" if first_step else "from initial weights"
     return (
-        f"{session.num_parameters:,} parameters {start}; a step is {plan.rows_per_step} rows over "
+        f"{session.room.num_parameters:,} parameters {start}; a step is {plan.rows_per_step} rows over "
         f"{session.worker.world_size} ranks in {plan.accumulation} passes"
     )

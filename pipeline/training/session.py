@@ -32,7 +32,9 @@ from pipeline.training.speed import Speedometer, peak_flops_of
 from pipeline.training.start.weights import StartingWeights
 from pipeline.training.tasks.language_task import LanguageTask
 from pipeline.training.tasks.loss import cross_entropy_sum
-from pipeline.training.tasks.model import num_parameters, plan_run
+from pipeline.training.tasks.memory_check import Room, activation_warning, check_memory
+from pipeline.training.tasks.memory_count import count_parameters, describe_parameters
+from pipeline.training.tasks.model import plan_run
 from pipeline.training.tasks.module_task import ModuleTask
 from pipeline.training.tasks.same_data import check_same_data
 from pipeline.training.tasks.starting import fill_model, start_model
@@ -46,9 +48,6 @@ from pipeline.training.updates.optimizer import Stages, build_optimizer
 from pipeline.training.updates.refusals import check_updates
 from pipeline.training.updates.schedule import check_schedule
 from pipeline.training.worker import WorkerContext
-
-STATE_BYTES = 16
-"""Of a parameter (Rajbhandari et al., "ZeRO", 2020, section 3.1, all in float32)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +86,8 @@ class Session:
     guard: Guard
     speed: Speedometer
     units: UnitCount
-    num_parameters: int
+    room: Room
+    """The memory there is, and what of it is taken for certain."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -107,11 +107,6 @@ class Session:
         is_copy = self.model.is_last
         return Stages(group=self.model.group, counted_elsewhere=self.model.tied_copy if is_copy else None)
 
-    @property
-    def state_bytes(self) -> int:
-        """Parameters, gradients and AdamW's two moments in float32 of one rank, at rest."""
-        return STATE_BYTES * self.num_parameters // self.mesh_plan.holders
-
 
 def open_session(worker: WorkerContext, job: TrainJob, *, watchdog: Watchdog | None = None) -> Session:
     """Build, shard and check everything; called by all ranks inside the process group.
@@ -122,9 +117,9 @@ def open_session(worker: WorkerContext, job: TrainJob, *, watchdog: Watchdog | N
         watchdog: the one that watches already; one that does not watch where it is None.
 
     Raises:
-        ParameterError: the batch does not divide, the precision cannot be computed here, or model and dataset do not
-            fit.
-        ClusterError: reductions of this backend are wrong.
+        ParameterError: the batch does not divide, the precision cannot be computed here, model and dataset do not
+            fit, or what training holds for certain does not fit into memory.
+        ClusterError: reductions of this backend are wrong, or others hold the memory.
     """
     store = open_store(job.workspace)
     job = _within_memory(job, store, worker)
@@ -136,16 +131,17 @@ def open_session(worker: WorkerContext, job: TrainJob, *, watchdog: Watchdog | N
     mesh = make_mesh(worker, mesh_plan, order=order_of_ranks(worker, mesh_plan))
     worker = replace(worker, dealt=mesh.share)
     weights = None if job.open_initial is None else job.open_initial()
-    model, count, matrices = _sharded_model(task, config, worker=worker, mesh=mesh, weights=weights)
-    resumes = _filled_later(model, config, weights=weights, store=store, worker=worker)
-    model.train()
+    resumes = has_commits(store, worker)
+    room = _described_room(task, config, batch=plan, mesh=mesh, worker=worker, weights=weights, warns=not resumes)
+    model, matrices, room = _sharded_model(task, config, worker=worker, mesh=mesh, weights=weights, room=room)
+    held_on = torch.device("cpu") if config.offload == "all" else worker.torch_device
+    fill_model(model, config, weights=weights, device=held_on, resumes=resumes)
     seed_rank(worker, seed=config.seed, step=0)
     optimizer = build_optimizer(model, config, matrices=matrices)
     average = None if config.ema is None else WeightAverage(model, decay=config.ema.decay)
-    loss_scale = LossScale() if SUPPORT[config.precision].scales_loss else None
-    units = UnitCount()
-    extras: dict[str, Stateful | None] = {AVERAGE_EXTRA: average, "loss_scale": loss_scale, "units": units}
-    extras[GUARD_EXTRA] = guard = _guard(worker, config, store=store, watchdog=watchdog)
+    loss_scale, units = LossScale() if SUPPORT[config.precision].scales_loss else None, UnitCount()
+    guard = _guard(worker, config, store=store, watchdog=watchdog)
+    extras = _extras(average=average, loss_scale=loss_scale, units=units, guard=guard)
     return Session(
         worker=worker,
         config=config,
@@ -159,30 +155,43 @@ def open_session(worker: WorkerContext, job: TrainJob, *, watchdog: Watchdog | N
         loss_scale=loss_scale,
         checkpointer=Checkpointer(
             store=store,
-            worker=worker,
             model=model,
             optimizer=optimizer,
+            extras=extras,
+            must_resume=resumes,
             generation=guard.heart.generation,
             companions=task.companions,
-            must_resume=resumes,
-            extras={name: extra for name, extra in extras.items() if extra is not None},
-            **_saving(config, num_devices=worker.world_size),
+            **_saving(config, worker),
         ),
         guard=guard,
-        speed=_speedometer(worker, config, units_per_step=plan.units_per_step, flops=task.flops_per_unit(count)),
+        speed=_speedometer(worker, config, plan=plan, flops=task.flops_per_unit(room.num_parameters)),
         units=units,
-        num_parameters=count,
+        room=room,
     )
 
 
-def _filled_later(
-    model: nn.Module, config: TrainConfig, *, weights: StartingWeights | None, store: Store, worker: WorkerContext
-) -> bool:
-    """Give the model its values, unless a checkpoint will; True where one will."""
-    device = torch.device("cpu") if config.offload == "all" else worker.torch_device
-    resumes = has_commits(store, worker)
-    fill_model(model, config, weights=weights, device=device, resumes=resumes)
-    return resumes
+def _described_room(
+    task: Task,
+    config: TrainConfig,
+    *,
+    batch: BatchPlan,
+    mesh: Mesh,
+    worker: WorkerContext,
+    weights: StartingWeights | None,
+    warns: bool,
+) -> Room | None:
+    """Hold a language model against memory before it is built, and before a mesh changes how its layers compute.
+
+    None for a module of the user's own: what it has is known when it is made.
+    """
+    if isinstance(config.model, str):
+        return None
+    size = describe_parameters(task, config)
+    room = check_memory(size, config, mesh=mesh.plan, worker=worker, is_drawn=weights is None)
+    if not (warns and worker.is_first):
+        return room
+    warning = activation_warning(task, config, mesh=mesh.plan, batch=batch, room=room, on_gloo=worker.device == "cpu")
+    return replace(room, warning=warning)
 
 
 def _guard(worker: WorkerContext, config: TrainConfig, *, store: Store, watchdog: Watchdog | None) -> Guard:
@@ -195,23 +204,28 @@ def _guard(worker: WorkerContext, config: TrainConfig, *, store: Store, watchdog
     )
 
 
-def _saving(config: TrainConfig, *, num_devices: int) -> dict[str, Any]:
-    """Fields of a checkpointer that the config decides."""
+def _extras(**found: Stateful | None) -> dict[str, Stateful]:
+    """What a checkpoint keeps beside model and optimizer, by the names that it has there."""
+    names = {"average": AVERAGE_EXTRA, "guard": GUARD_EXTRA}
+    return {names.get(name, name): extra for name, extra in found.items() if extra is not None}
+
+
+def _saving(config: TrainConfig, worker: WorkerContext) -> dict[str, Any]:
+    """Fields of a checkpointer that the config and the rank decide."""
     return {
+        "worker": worker,
         "keep": config.keep_checkpoints,
         "in_background": config.checkpoint_async,
-        "interval": save_interval(config, num_devices=num_devices),
+        "interval": save_interval(config, num_devices=worker.world_size),
         "timeout_seconds": config.checkpoint_timeout_seconds,
         "trained_only": config.lora is not None,
     }
 
 
-def _speedometer(
-    worker: WorkerContext, config: TrainConfig, *, units_per_step: int, flops: float | None
-) -> Speedometer:
+def _speedometer(worker: WorkerContext, config: TrainConfig, *, plan: BatchPlan, flops: float | None) -> Speedometer:
     peak = peak_flops_of(worker, precision=config.precision)
     return Speedometer(
-        units_per_step=units_per_step,
+        units_per_step=plan.units_per_step,
         flops_per_unit=flops,
         peak_flops=None if peak is None else peak * worker.world_size,
     )
@@ -238,15 +252,25 @@ def _within_memory(job: TrainJob, store: Store, worker: WorkerContext) -> TrainJ
 
 
 def _sharded_model(
-    task: Task, config: TrainConfig, *, worker: WorkerContext, mesh: Mesh, weights: StartingWeights | None
-) -> tuple[nn.Module, int, frozenset[str]]:
-    """The model on the mesh, after reductions were seen to be right; its number of parameters; its hidden matrices."""
+    task: Task,
+    config: TrainConfig,
+    *,
+    worker: WorkerContext,
+    mesh: Mesh,
+    weights: StartingWeights | None,
+    room: Room | None,
+) -> tuple[nn.Module, frozenset[str], Room]:
+    """The model on the mesh, after reductions were seen to be right; its hidden matrices; the memory.
+
+    A module of the user's own may do anything when it is made, so it is made once, and held against memory after that.
+    """
     check_reductions(worker, mesh.fsdp)
     model = start_model(task, config, weights=weights)
-    count = num_parameters(model)
     blocks = task.blocks(model)
     matrices = check_updates(model, blocks, config)
     freeze(model, config.freeze)
+    if room is None:
+        room = check_memory(count_parameters(model, blocks), config, mesh=mesh.plan, worker=worker, is_drawn=False)
     if config.precision == "float8":
         use_float8(model, blocks)
     task.prepare(model, config)
@@ -254,7 +278,8 @@ def _sharded_model(
         for block in blocks:
             block.compile(fullgraph=False, dynamic=False)
     model = cut_model(model, mesh, blocks=blocks, config=config, worker=worker, loss=cross_entropy_sum)
-    return model, count, matrices
+    model.train()
+    return model, matrices, room
 
 
 def make_task(job: TrainJob, *, world_size: int) -> tuple[Task, MeshPlan, BatchPlan]:

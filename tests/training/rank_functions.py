@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import resource
 import signal
 import time
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlan
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from pipeline.data.packed import PackedDataset
+from pipeline.errors import ParameterError
 from pipeline.training.checkpoints.commit import CheckpointCommit
 from pipeline.training.config import MeshSizes
 from pipeline.training.loop import TrainResult, take_step, train
@@ -115,6 +117,49 @@ def train_recorded(worker: WorkerContext, job: TrainJob) -> tuple[TrainResult, R
     recorder = Recorder()
     result = train(worker, job, reporter=recorder if worker.is_first else SilentReporter())
     return result, recorder
+
+
+class Tightening(SilentReporter):
+    """Of a rank whose process gets no more memory than so much above what it has after two steps.
+
+    Not after one: in the second, malloc still reserves 64 MB for a thread here and there.
+    """
+
+    def __init__(self, more_bytes: int) -> None:
+        self._more_bytes = more_bytes
+        self._steps = 0
+
+    def metrics(self, values: Any, *, step: int | None = None) -> None:
+        self._steps += "loss" in values
+        if self._steps == 2:
+            limit_address_space(self._more_bytes)
+
+
+def limit_address_space(more_bytes: int) -> None:
+    """Let this process have so much more address space than it has now, and no more."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_resident("VmSize") + more_bytes, hard))
+
+
+def train_in_little_memory(worker: WorkerContext, job: TrainJob, more_bytes: int) -> tuple[TrainResult, Recorder]:
+    """One training in which rank 1 has little memory left after two steps; what rank 0 reported."""
+    recorder = Recorder()
+    return train(worker, job, reporter=recorder if worker.is_first else Tightening(more_bytes)), recorder
+
+
+def refused_for_memory(worker: WorkerContext, job: TrainJob, more_bytes: int) -> tuple[str, int]:
+    """What a rank is told of a model that is too large, and how much memory it took to find that out.
+
+    Rank 1 alone has a limit of its own.
+    """
+    if not worker.is_first:
+        limit_address_space(more_bytes)
+    before = _resident("VmRSS")
+    try:
+        train(worker, job, reporter=SilentReporter())
+    except ParameterError as error:
+        return str(error), _resident("VmRSS") - before
+    return "", 0
 
 
 def straight_and_interrupted(

@@ -139,7 +139,8 @@ def test_a_checkpoint_that_the_clock_asks_for_waits_for_a_good_step(make_job, on
 
 
 def test_a_smaller_micro_batch_divides_the_one_before(make_job, one_rank, tmp_path) -> None:
-    session = SimpleNamespace(plan=SimpleNamespace(rows_per_micro_batch=9), worker=one_rank, state_bytes=0)
+    plan, room = SimpleNamespace(rows_per_micro_batch=9), SimpleNamespace(state_bytes=0)
+    session = SimpleNamespace(plan=plan, worker=one_rank, room=room)
     job = make_job(micro_batch_sequences=9, faults=FaultPolicy(out_of_memory="smaller_micro_batch"))
     with pytest.raises(ClusterError) as caught, _enough_memory(session, job):
         raise MemoryError

@@ -26,7 +26,9 @@ SELECTIVE_SHARE = 0.5
 `tasks/recompute.py`."""
 LIBRARIES_BYTES = 500 << 20
 """Of a rank on the host, after imports; measured: 430 to 500 MB."""
-Kind = Literal["parameters", "gradients", "optimizer", "gathered", "reduced", "activations", "logits", "snapshot"]
+Kind = Literal[
+    "parameters", "gradients", "optimizer", "average", "gathered", "reduced", "activations", "logits", "snapshot"
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,9 +83,11 @@ class RankPlan:
     computed_bytes: int = FLOAT32_BYTES
     """Of one gathered parameter."""
     optimizer_bytes: int = ADAMW_BYTES
-    """Of one parameter of a block that is trained, moving averages of weights included."""
+    """Of one parameter of a block that is trained."""
     rest_optimizer_bytes: int = ADAMW_BYTES
     """Likewise, of what is in no block."""
+    average_bytes: int = 0
+    """Of the moving average of one parameter that is trained."""
     on_gloo: bool = True
     keeps_snapshot: bool = False
     """True where checkpoints are written in the background, on the host."""
@@ -105,6 +109,10 @@ class MemoryEstimate:
     def without(self, *kinds: Kind) -> "MemoryEstimate":
         """Where these are held elsewhere."""
         return MemoryEstimate(by_kind={kind: size for kind, size in self.by_kind.items() if kind not in kinds})
+
+    def only(self, *kinds: Kind) -> "MemoryEstimate":
+        """What is held elsewhere."""
+        return self.without(*(self.by_kind.keys() - set(kinds)))
 
 
 @dataclass(slots=True)
@@ -137,13 +145,12 @@ def estimate_memory(model: ModelSize, plan: RankPlan) -> MemoryEstimate:
     """
     model, live = _part_of(model, plan), _Live()
     shards = plan.shard
-    live.add("parameters", FLOAT32_BYTES * model.parameters / shards)
-    in_rest = model.rest.trained
-    state = plan.optimizer_bytes * (model.trained - in_rest) + plan.rest_optimizer_bytes * in_rest
-    live.add("optimizer", state / shards)
+    at_rest = _at_rest(model, plan)
+    for kind, size in at_rest.items():
+        live.add(kind, size)
     if plan.keeps_snapshot:
-        kept = model.trained if plan.keeps_trained_only else model.parameters
-        live.add("snapshot", (FLOAT32_BYTES * kept + state) / shards)
+        left_out = model.parameters - model.trained if plan.keeps_trained_only else 0
+        live.add("snapshot", sum(at_rest.values()) - FLOAT32_BYTES * left_out / shards)
     if plan.accumulation > 1:
         held = shards if _reduces_each_pass(plan) else 1
         live.add("gradients", FLOAT32_BYTES * model.trained / held)
@@ -152,6 +159,34 @@ def estimate_memory(model: ModelSize, plan: RankPlan) -> MemoryEstimate:
     _forward(model, plan, live)
     _backward(model, plan, live)
     return MemoryEstimate(by_kind={kind: round(size) for kind, size in live.peak.items()})
+
+
+def state_memory(model: ModelSize, plan: RankPlan) -> MemoryEstimate:
+    """What is alive together in every update, whatever a step computes; no rank holds less.
+
+    Sharded evenly: padding, and what the ranks of a tensor axis all hold, come on top. A rank of a pipeline may have
+    neither embedding nor head.
+
+    Args:
+        model: the whole model; activations do not count.
+        plan: of the rank.
+    """
+    nothing = BlockSize(parameters=0, trained=0, saved_bytes=0, input_bytes=0, largest_bytes=0)
+    blocks = model.blocks[: len(model.blocks) // plan.pipeline]
+    share = replace(model, blocks=blocks, rest=model.rest if plan.pipeline == 1 else nothing)
+    held = _at_rest(share, plan) | {"gradients": FLOAT32_BYTES * share.trained / plan.shard}
+    return MemoryEstimate(by_kind={kind: int(size / plan.tensor) for kind, size in held.items()})
+
+
+def _at_rest(model: ModelSize, plan: RankPlan) -> dict[Kind, float]:
+    """What a rank holds between steps."""
+    in_rest = model.rest.trained
+    state = plan.optimizer_bytes * (model.trained - in_rest) + plan.rest_optimizer_bytes * in_rest
+    return {
+        "parameters": FLOAT32_BYTES * model.parameters / plan.shard,
+        "optimizer": state / plan.shard,
+        "average": plan.average_bytes * model.trained / plan.shard,
+    }
 
 
 def _reduces_each_pass(plan: RankPlan) -> bool:

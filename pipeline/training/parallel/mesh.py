@@ -75,11 +75,6 @@ class MeshPlan:
         return self.replicate * self.shard
 
     @property
-    def holders(self) -> int:
-        """Parts into which the model's state is cut, about."""
-        return self.tensor * self.pipeline * self.shard * (1 if self.parallel == "ddp" else self.context)
-
-    @property
     def gradient_ranks(self) -> int:
         """Ranks over which FSDP averages a gradient."""
         return self.data_ranks * self.context

@@ -8,7 +8,7 @@ What needs no gradient (masks, rotations, token ids) is left out: it is small, a
 none are made of real ones.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,16 +28,22 @@ _REST = -1
 """Of what is in no block."""
 
 
-def count_memory(task: Task, config: TrainConfig, plan: BatchPlan, *, worker: WorkerContext) -> ModelSize:
-    """The sizes of a model for one micro-batch, without recomputation; takes a second or two for each 100 M parameters.
+def count_memory(
+    task: Task, config: TrainConfig, plan: BatchPlan, *, worker: WorkerContext, rows: Any = None
+) -> ModelSize:
+    """The sizes of a model for one micro-batch, without recomputation.
+
+    Takes 0.1 s for 8 M parameters in 8 blocks, 0.8 s for 8 B in 32: time goes with the number of blocks.
 
     Args:
-        task: model and rows; the rows of step 0 are read.
+        task: model and rows.
         config: which parameters are frozen, and which adapters there are.
         plan: rows of a micro-batch.
         worker: the rank whose rows are read.
+        rows: what the model is run on; the rows of step 0 where it is None.
     """
-    rows = task.rows(0, plan=plan, worker=worker, seed=config.seed)
+    if rows is None:
+        rows = task.rows(0, plan=plan, worker=worker, seed=config.seed)
     adapted = None if config.lora is None else task.build_empty(seed=config.seed)
     if adapted is not None and config.lora is not None:
         adapt(adapted, config.lora)
@@ -52,7 +58,34 @@ def count_memory(task: Task, config: TrainConfig, plan: BatchPlan, *, worker: Wo
         with saved_tensors_hooks(saved.note, _as_it_is), _watched(blocks, saved, inputs):
             task.loss_sum(model, rows, slice(0, plan.rows_per_micro_batch), worker)
     in_blocks = [_size(block, saved.by_place.get(number, []), inputs[number]) for number, block in enumerate(blocks)]
-    around = saved.by_place.get(_REST, [])
+    return _model_size(model, in_blocks, around=saved.by_place.get(_REST, []))
+
+
+def count_parameters(model: nn.Module, blocks: Sequence[nn.Module]) -> ModelSize:
+    """The sizes of a model's parameters; activations are 0.
+
+    Args:
+        model: on any device, with what is frozen and adapters in place.
+        blocks: of `Task.blocks`.
+    """
+    return _model_size(model, [_size(block, [], 0) for block in blocks], around=[])
+
+
+def describe_parameters(task: Task, config: TrainConfig) -> ModelSize:
+    """As `count_parameters`, of a language model that is not built: its parameters have no memory.
+
+    Raises:
+        ParameterError: `lora` or `freeze` names what the model does not have.
+    """
+    model = task.build_empty(seed=config.seed)
+    if config.lora is not None:
+        adapt(model, config.lora)
+    freeze(model, config.freeze)
+    return count_parameters(model, task.blocks(model))
+
+
+def _model_size(model: nn.Module, in_blocks: Sequence[BlockSize], *, around: list[int]) -> ModelSize:
+    """With what autograd keeps outside the blocks, the largest of which are the logits."""
     logits = max(around, default=0)
     whole = _size(model, around, 0)
     return ModelSize(

@@ -126,11 +126,6 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return list(decoder.layers)
 
 
-def num_parameters(model: nn.Module) -> int:
-    """Elements of all parameters, tied ones once."""
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def flops_per_token(config: PretrainedConfig, *, num_parameters: int, sequence_length: int) -> float:
     """FLOPs of forward and backward for one token: 6 N + 12 L H Q T (Chowdhery et al., "PaLM", 2022, appendix B).
 
