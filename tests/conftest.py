@@ -62,6 +62,37 @@ def ray_cluster(ray_head: str) -> Iterator[str]:
     ray_connection.disconnect()
 
 
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """URL of moto's S3 server on the loopback interface."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """URL of an empty place in a bucket; clients find the server by the environment, as they do with MinIO."""
+    import botocore.session
+    import fsspec
+
+    for name, value in {
+        "AWS_ENDPOINT_URL": s3_endpoint,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": "/nonexistent",
+    }.items():
+        monkeypatch.setenv(name, value)
+    botocore.session.get_session().create_client("s3").create_bucket(Bucket="training")
+    yield f"s3://training/place-{secrets.token_hex(4)}"
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
 @pytest.fixture
 def in_a_process() -> Iterator[Callable[..., Any]]:
     """Calls a function of a module that can be imported, in a process that did nothing before."""

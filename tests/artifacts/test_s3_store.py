@@ -1,18 +1,14 @@
 """S3 keeps the promises of a store, and of the commit protocol on it: moto's server on the loopback interface."""
 
 import errno
-import itertools
 import socket
 import threading
-from collections.abc import Iterator
 
 import botocore.exceptions
-import botocore.session
 import fsspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from moto.server import ThreadedMotoServer
 
 from pipeline.artifacts.driver_errors import as_os_errors, os_error_of
 from pipeline.artifacts.manifest import FileEntry, sha256_of
@@ -29,36 +25,8 @@ from pipeline.training.checkpoints.commit import (
 from pipeline.training.checkpoints.shard_writer import AttemptFiles
 
 WORLD = 2
-BUCKET = "training"
 MULTIPART_BYTES = 6 << 20
 """Above the smallest part of a multi-part upload, 5 MiB."""
-_fresh = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-@pytest.fixture
-def s3(endpoint: str, monkeypatch) -> Iterator[str]:
-    """URL of an empty place in a bucket; clients find the server by the environment, as they do with MinIO."""
-    for name, value in {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_CONFIG_FILE": "/nonexistent",
-    }.items():
-        monkeypatch.setenv(name, value)
-    client = botocore.session.get_session().create_client("s3")
-    client.create_bucket(Bucket=BUCKET)
-    yield f"s3://{BUCKET}/place-{next(_fresh)}"
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 def test_objects_are_written_once_read_at_once_and_listed(s3: str) -> None:
@@ -158,7 +126,7 @@ def away(s3: str, monkeypatch) -> Store:
     files = fsspec.get_filesystem_class("s3")
     monkeypatch.setattr(files, "retries", 1)
     files.clear_instance_cache()
-    return open_store(f"s3://{BUCKET}/away")
+    return open_store(f"{s3}/away")
 
 
 def test_an_endpoint_that_does_not_answer_is_an_error_of_the_store(away: Store) -> None:

@@ -29,13 +29,14 @@ def meet(one_rank, tmp_path, monkeypatch):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
-    def call(num_ranks, *, come=None, timeout_seconds=20.0, **fields):
+    def call(num_ranks, *, come=None, timeout_seconds=20.0, workspaces=None, **fields):
         address = f"127.0.0.1:{free_port()}"
+        places = workspaces or [str(tmp_path / "not" / "yet")] * num_ranks
 
         def one(rank):
             worker = replace(one_rank, rank=rank, world_size=num_ranks, store_address=address, **fields)
             try:
-                return met(worker, workspace=str(tmp_path / "not" / "yet"), timeout_seconds=timeout_seconds)
+                return met(worker, workspace=places[rank], timeout_seconds=timeout_seconds)
             except (ClusterError, ParameterError) as error:
                 return error
 
@@ -86,6 +87,26 @@ def test_every_problem_of_every_rank_is_raised_by_all_of_them(meet, monkeypatch,
         assert f"rank {rank} device: " in str(first)
         assert f"rank {rank} space: {tmp_path / 'not' / 'yet'} has 1 MiB free, 256 MiB are needed" in str(first)
     assert "rank 1 its clock is +60.0 s off rank 0's; at most 10 s" in str(first)
+
+
+def test_a_workspace_that_is_another_one_on_each_host_is_refused_before_training(meet, tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "_SEEN_SECONDS", 0.2)
+    first, second, third = meet(3, workspaces=[str(tmp_path / name) for name in ("a", "a", "b")])
+    assert str(first) == str(second) == str(third)
+    assert isinstance(first, ParameterError)
+    host = socket.gethostname()
+    assert f"rank 2 workspace: {tmp_path / 'b'} on {host} is not where rank 0 writes on {host}" in str(first)
+    assert "rank 1" not in str(first)
+    assert "a URL such as s3://bucket/path" in str(first)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []  # the mark is taken away
+
+
+def test_storage_that_rank_0_cannot_write_to_is_told_by_all(meet, tmp_path):
+    (tmp_path / "file").touch()
+    first, second = meet(2, workspaces=[str(tmp_path / "file" / "below")] * 2)
+    assert str(first) == str(second)
+    assert isinstance(first, ClusterError)
+    assert "rank 0 storage: store: cannot write" in str(first)
 
 
 def test_a_port_behind_a_firewall_is_told_with_both_ends(meet, monkeypatch):

@@ -1,9 +1,10 @@
 """What must hold before ranks wait for each other in a collective.
 
-Owns the checks that need processes and no model: every rank reaches every other, clocks agree, the device and the space
-for checkpoints are there; and the choice of the network interface. Reductions are checked against known sums once the
-mesh stands (`parallel/sharding.py`). The one decision: each rank leaves its findings in the gang's TCP store, so every
-rank raises the same error with the findings of all, and nobody waits past the deadline for one that never came.
+Owns the checks that need processes and no model: every rank reaches every other, clocks agree, all see one workspace,
+the device and the space for checkpoints are there; and the choice of the network interface. Reductions are checked
+against known sums once the mesh stands (`parallel/sharding.py`). The one decision: each rank leaves its findings in the
+gang's TCP store, so every rank raises the same error with the findings of all, and nobody waits past the deadline for
+one that never came.
 """
 
 import json
@@ -16,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -25,8 +26,8 @@ from typing import Any
 import psutil
 import torch.distributed as dist
 
-from pipeline.artifacts.store import open_store
-from pipeline.errors import ClusterError, ParameterError, PipelineError
+from pipeline.artifacts.store import Store, open_store
+from pipeline.errors import ClusterError, ParameterError, PipelineError, StoreError
 from pipeline.training.checkpoints.commit import find_resumable
 from pipeline.training.device import check_device_present
 from pipeline.training.rank_sources import ENVIRONMENT_STORE
@@ -43,6 +44,9 @@ _CLOCK_ROUNDS = 5
 _ASKED_AT_ONCE = 32
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _TOKEN_BYTES = 16
+_SEEN_SECONDS = 3.0
+"""What rank 0 wrote is looked for so long: a client of NFS may not see a new name at once."""
+_MARKS = "preflight"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,9 +80,9 @@ def met(
         The worker with the gang's open store, and what was found.
 
     Raises:
-        ParameterError: a rank lacks its device, or has no route to rank 0's host.
-        ClusterError: ranks cannot reach each other or did not come, their clocks differ, or there is no space for
-            checkpoints. But for a missing route, both name every problem of every rank.
+        ParameterError: a rank lacks its device, has no route to rank 0's host, or does not see rank 0's workspace.
+        ClusterError: ranks cannot reach each other or did not come, their clocks differ, storage is away, or there is
+            no space for checkpoints. But for a missing route, both name every problem of every rank.
     """
     problems = local_problems(worker, workspace=workspace)
     address = worker.store_address
@@ -90,13 +94,14 @@ def met(
     store = _open_store(worker, address, timeout_seconds=timeout_seconds)
     host = os.environ.get("MASTER_ADDR", "") if address == ENVIRONMENT_STORE else address.rpartition(":")[0]
     interface, own_address = use_interface(host)
-    with _answering(own_address) as (port, token):
-        mine = {"address": own_address, "port": port, "token": token, "host": socket.gethostname()}
+    files = open_store(workspace)
+    with _answering(own_address) as (port, token), _marked(files, worker, token, problems) as mark:
+        mine = {"address": own_address, "port": port, "token": token, "host": socket.gethostname(), "mark": mark}
         store.set(f"place/{worker.rank}", json.dumps(mine))
         places, problems_of_others = _collect(store, "place", worker.world_size, until=until)
         others = {rank: place for rank, place in places.items() if rank != worker.rank}
         offset, unreached = _reach(others, until=until - min(CONNECT_SECONDS, timeout_seconds / 2))
-        problems += unreached
+        problems += unreached + (_unseen(files, others[0]) if 0 in others else [])
         if abs(offset) > MAX_CLOCK_OFFSET_SECONDS:
             problems.append(f"its clock is {-offset:+.1f} s off rank 0's; at most {MAX_CLOCK_OFFSET_SECONDS:g} s")
         store.set(f"found/{worker.rank}", json.dumps({"problems": problems, "offset": offset}))
@@ -131,6 +136,43 @@ def _reach(others: Mapping[int, Mapping[str, Any]], *, until: float) -> tuple[fl
     ]
     first = answers.get(0, 0.0)
     return (first if isinstance(first, float) else 0.0), problems
+
+
+@contextmanager
+def _marked(files: Store, worker: WorkerContext, token: str, problems: list[str]) -> Iterator[str]:
+    """Leave an object of rank 0's in the workspace while the context is open; its key, or nothing where there is none.
+
+    What goes wrong becomes one of `problems`, for the other ranks wait to hear of it.
+    """
+    mark = f"{_MARKS}/{token}" if worker.is_first else ""
+    try:
+        if mark:
+            files.write(mark, token.encode())
+    except StoreError as error:
+        problems.append(f"storage: {error.message}")
+        mark = ""
+    yield mark
+    if mark:
+        with suppress(StoreError):  # a few bytes, which hinder nobody
+            files.delete(mark)
+
+
+def _unseen(files: Store, first: Mapping[str, Any]) -> list[str]:
+    """What is wrong where this rank does not find in the workspace what rank 0 wrote there."""
+    if not first["mark"]:
+        return []
+    until = time.monotonic() + _SEEN_SECONDS
+    try:
+        while files.read(first["mark"]) is None:
+            if time.monotonic() > until:
+                return [
+                    f"workspace: {files.url} on {socket.gethostname()} is not where rank 0 writes on {first['host']}, "
+                    "so no checkpoint could be committed"
+                ]
+            time.sleep(0.1)
+    except StoreError as error:
+        return [f"storage: {error.message}"]
+    return []
 
 
 def local_problems(worker: WorkerContext, *, workspace: str) -> list[str]:
@@ -282,4 +324,10 @@ def _error(problems: list[tuple[int, str]]) -> PipelineError:
     text = "pre-flight: " + "; ".join(f"rank {rank} {problem}" for rank, problem in problems)
     if any(problem.startswith("device:") for _, problem in problems):
         return ParameterError(text, hint="use device: auto, or nodes that have the device")
+    if any(problem.startswith("workspace:") for _, problem in problems):
+        return ParameterError(
+            text,
+            hint="ranks of several hosts need a store that all of them write to: a URL such as s3://bucket/path, or a "
+            "directory of a file system that they share (`--store`, or `workspace` of a job file)",
+        )
     return ClusterError(text, hint="every rank needs a route to every other, the same time, and space for checkpoints")
