@@ -3,12 +3,17 @@
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from pipeline.errors import ClusterError
 from pipeline.training.accumulation import accumulate
+from pipeline.training.parallel.mesh import make_mesh, plan_mesh
+from pipeline.training.parallel.sharding import check_reductions
 from pipeline.training.session import Session, TrainJob, open_session
 from pipeline.training.step import take_step
 from pipeline.training.updates.muon import WholeMatrixMuon
@@ -31,6 +36,8 @@ class Found:
     after_nan: dict[str, Any] = field(default_factory=dict)
     devices: set[str] = field(default_factory=set)
     buffers: dict[str, list[float]] = field(default_factory=dict)
+    refusals: list[str] = field(default_factory=list)
+    """What is said before step 1 where gradients are summed for averaged, and where an all-reduce reduces nothing."""
 
 
 def take_steps(worker: WorkerContext, jobs: dict[str, TrainJob], *, steps: int) -> Found:
@@ -87,7 +94,24 @@ def numerics(
         found.muon_differences = sharded_muon(inner, muon)
         found.different_gradients = recomputed_gradients(inner, recomputing)
         found.after_nan = nan_on_the_last_rank(inner, half)
+        found.refusals = wrong_reductions(inner)
     return found
+
+
+def wrong_reductions(worker: WorkerContext) -> list[str]:
+    mesh = make_mesh(worker, plan_mesh("zero3", world_size=worker.world_size, shard_group=None)).fsdp
+
+    def only_sum(layer: Any, mesh: Any) -> None:
+        """As gloo did for AVG (pytorch issue 162338)."""
+        layer.set_force_sum_reduction_for_comms(True)
+        layer.set_gradient_divide_factor(1.0)
+
+    said = []
+    for place, wrong in (("_divide_explicitly", only_sum), ("dist.all_reduce", lambda tensor: None)):
+        with mock.patch(f"pipeline.training.parallel.sharding.{place}", wrong), pytest.raises(ClusterError) as caught:
+            check_reductions(worker, mesh)
+        said.append(caught.value.message)
+    return said
 
 
 def first_gradients(session: Session) -> None:

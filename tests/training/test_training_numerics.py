@@ -112,6 +112,12 @@ def test_two_ranks_compute_what_one_does(make_job, one_rank: WorkerContext, jobs
         assert found.after_nan["scale"] == {"value": 2.0**15, "finite_steps": 1}
         assert math.isfinite(found.after_nan["next_norm"])
 
+        # Reductions that are wrong are found out before the first step.
+        mean, total = found.refusals
+        assert f"rank {rank}: reductions over gloo are wrong before step 1" in mean
+        assert "FSDP gradient [3.0, 3.0], known mean 1.5" in mean
+        assert f"all-reduce gave {rank + 1}, known sum 3" in total
+
 
 class GoldenRows:
     """Rows that are arithmetic, so that they are the same on every machine."""
@@ -152,6 +158,17 @@ def test_modules_are_called_and_never_their_forward(project: Path) -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "forward"
     ]
     assert calls == []
+
+
+def test_ranks_meet_over_tcp_and_never_by_a_file(project: Path) -> None:
+    """Files as a meeting point race, are found stale by another job, and are cached by NFS."""
+    files = [
+        f"{path.relative_to(project)}: {mark}"
+        for path in (project / "pipeline").rglob("*.py")
+        for mark in ("FileStore", 'init_method=f"file', 'init_method="file')
+        if mark in path.read_text()
+    ]
+    assert files == []
 
 
 class Counted(TorchDispatchMode):

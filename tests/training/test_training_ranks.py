@@ -43,7 +43,8 @@ def test_two_ranks_resume_bit_for_bit_and_one_rank_takes_over(make_job, one_rank
 
     # Resumed at the same world size: bit-equal.
     assert second.resumed_from_step == 3
-    assert second_record.series("loss") == {s: v for s, v in first_record.series("loss").items() if s > 3}
+    for name in ("loss", "gradient_norm", "learning_rate"):
+        assert second_record.series(name) == {s: v for s, v in first_record.series(name).items() if s > 3}, name
     ours = stored_tensors(tmp_path / "resumed", second.commit)
     theirs = stored_tensors(tmp_path / "straight", first.commit)
     assert ours.keys() == theirs.keys()
@@ -61,6 +62,8 @@ def test_two_ranks_resume_bit_for_bit_and_one_rank_takes_over(make_job, one_rank
     taken, taken_record = train_recorded(one_rank, resumed)
     assert taken.resumed_from_step == 3
     assert taken.state.world_size == 1
+    rates = first_record.series("learning_rate")
+    assert taken_record.series("learning_rate") == {s: v for s, v in rates.items() if s > 3}
     expected = [v for s, v in first_record.series("loss").items() if s > 3]
     assert list(taken_record.series("loss").values()) == pytest.approx(expected, rel=WORLD_TOLERANCE)
 
