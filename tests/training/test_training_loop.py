@@ -5,12 +5,14 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import SEQUENCE_LENGTH, TINY_MODEL
 from rank_functions import Recorder, StoppedError, StoppingRows, stored_tensors, train_recorded
+from torch._dynamo.utils import counters
 
 from pipeline.artifacts.store import open_store
 from pipeline.data.packed import PackedDataset
@@ -236,10 +238,27 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     assert not (tmp_path / "workspace").exists()
 
 
+class CountingGraphs(Recorder):
+    """Keeps how many graphs torch had compiled after each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graphs: dict[int | None, int] = {}
+
+    def metrics(self, values: Any, *, step: int | None = None) -> None:
+        if step:
+            self.graphs[step] = counters["stats"]["unique_graphs"]
+
+
 @pytest.mark.slow
 def test_compiled_and_recomputed_blocks_train_the_same(make_job, one_rank, tmp_path: Path) -> None:
     plain, _ = train_recorded(one_rank, make_job(steps=3, workspace=tmp_path / "a"))
-    compiled, _ = train_recorded(
-        one_rank, make_job(steps=3, compile=True, activation_checkpointing="full", workspace=tmp_path / "b")
+    recorder = CountingGraphs()
+    compiled = train(
+        one_rank,
+        make_job(steps=3, compile=True, activation_checkpointing="full", workspace=tmp_path / "b"),
+        reporter=recorder,
     )
+    assert recorder.graphs[1] > 0
+    assert len(set(recorder.graphs.values())) == 1, recorder.graphs  # nothing is compiled after the first step
     assert compiled.state.validation_loss == pytest.approx(plain.state.validation_loss, rel=COMPILED_TOLERANCE)
