@@ -94,8 +94,8 @@ class DeployServeParameters(Parameters):
         0.0,
         ge=0.0,
         le=1.0,
-        description="Embeddings and predictions: how long a lone row waits for others where the device is free. While it "
-        "computes, the next pass gathers without it.",
+        description="Embeddings and predictions: how long a lone row waits for others where the device is free. While "
+        "it computes, the next pass gathers without it.",
     )
     dimensions: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict,

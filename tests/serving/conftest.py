@@ -1,5 +1,6 @@
 """A tiny model, its tokenizer and a running engine."""
 
+import functools
 import json
 
 import pytest
@@ -29,8 +30,14 @@ def model():
 
 
 @pytest.fixture(scope="session")
-def executor(model):
-    return warm_executor(nnx.clone(model))
+def executors(model):
+    """By whether prompts and decoding share passes over a cache that is read in place."""
+    return functools.cache(lambda is_shared: warm_executor(nnx.clone(model), reads_in_place=is_shared))
+
+
+@pytest.fixture(scope="session")
+def executor(executors):
+    return executors(True)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,11 @@ from pipeline.serving.engine.request import FinishReason, Request, Sampling
 from pipeline.serving.engine.token_rules import Chosen
 
 
+@pytest.fixture(params=[True, False], ids=["shared passes", "chunks"])
+def executor(executors, request):
+    return executors(request.param)
+
+
 def request(name, prompt, num, **how):
     return Request(request_id=name, prompt=tuple(prompt), sampling=Sampling(max_tokens=num, temperature=0.0, **how))
 
@@ -117,6 +122,9 @@ def test_a_compile_on_the_engine_thread_is_counted_and_fails_a_strict_engine(exe
         def prefill(self, step, *, rules):
             nnx.jit(lambda x: x * 3 + len(step.tokens))(jnp.ones(17)).block_until_ready()
             return Chosen([5])
+
+        def shared(self, step, *, rules):
+            return [self.prefill(*step.prefills, rules=rules)]
 
         decode = None
 

@@ -9,6 +9,11 @@ from pipeline.serving.engine.request import Request, Sampling
 GRANULARITY = LIMITS.prefix_granularity
 
 
+@pytest.fixture(params=[True, False], ids=["shared passes", "chunks"])
+def executor(executors, request):
+    return executors(request.param)
+
+
 @pytest.fixture
 def ask(engine):
     """Runs a prompt alone; the reader, and how many of its tokens were found in the cache."""
@@ -16,14 +21,14 @@ def ask(engine):
     def run(prompt, num=8):
         before = engine.metrics.value("prefix_cache_hits_total")
         reader = Reader()
-        engine.submit(request("a", prompt, num), sink=reader)
+        engine.submit(asked("a", prompt, num), sink=reader)
         reader.wait(1)
         return reader.text("a"), int(engine.metrics.value("prefix_cache_hits_total") - before)
 
     return run
 
 
-def request(name, prompt, num):
+def asked(name, prompt, num):
     return Request(request_id=name, prompt=tuple(prompt), sampling=Sampling(max_tokens=num, temperature=0.0))
 
 
@@ -47,7 +52,7 @@ def test_eight_choices_of_one_prompt_compute_it_once(engine, model, tokenizer):
     prompt = prompt_of(100, seed=6)
     reader = Reader()
     for index in range(8):
-        engine.submit(request(f"c{index}", prompt, 12), sink=reader)
+        engine.submit(asked(f"c{index}", prompt, 12), sink=reader)
     reader.wait(8)
     assert {reader.text(f"c{index}") for index in range(8)} == {tokenizer.decode(greedy(model, prompt, 12))}
     assert engine.metrics.value("prefix_cache_queries_total") == 800
@@ -67,9 +72,9 @@ def test_a_prompt_that_runs_is_a_source_and_goes_on_unharmed(engine, model, toke
     shared = prompt_of(64, seed=7)
     long, short = shared + prompt_of(3, seed=8), shared + prompt_of(5, seed=9)
     reader = Reader()
-    engine.submit(request("long", long, 80), sink=reader)
+    engine.submit(asked("long", long, 80), sink=reader)
     reader.wait_for_chunk("long")
-    engine.submit(request("short", short, 30), sink=reader)
+    engine.submit(asked("short", short, 30), sink=reader)
     reader.wait(2)
     assert reader.text("long") == tokenizer.decode(greedy(model, long, 80))
     assert reader.text("short") == tokenizer.decode(greedy(model, short, 30))

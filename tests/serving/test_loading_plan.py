@@ -61,14 +61,14 @@ def test_an_int8_model_is_quantized_as_it_is_loaded_and_computes_in_float32(mode
 
 def test_memory_that_is_short_makes_fewer_slots_and_asks_the_compiler(model_directory, monkeypatch):
     asked = []
-    weights = 39_072 * 4
-    monkeypatch.setattr(loading_plan, "available_bytes", lambda: loading_plan.RUNTIME_BYTES + weights + 450_000)
+    weights = 45_216 * 4
+    monkeypatch.setattr(loading_plan, "available_bytes", lambda: loading_plan.RUNTIME_BYTES + weights + 760_000)
     monkeypatch.setattr(
-        loading_plan, "largest_temporaries", lambda model, *, limits, **_: asked.append(limits.slots) or 50_000
+        loading_plan, "largest_temporaries", lambda model, *, limits, **_: asked.append(limits.slots) or 100_000
     )
     plan = plan_loading(settings_of(model_directory, context=160))
-    per_slot = 160 * 2 * 2 * 2 * 8 * 4
-    assert plan.settings.slots == 5 and per_slot == 40_960
+    per_slot = 160 * 2 * 2 * 2 * 16 * 4
+    assert plan.settings.slots == 5 and per_slot == 81_920
     assert asked == [7, 5]
     assert "temporaries" in plan.facts["memory_reason"]
     assert "less 0.00 GiB for the parameters of a next version" in plan.facts["memory_reason"]
@@ -76,7 +76,7 @@ def test_memory_that_is_short_makes_fewer_slots_and_asks_the_compiler(model_dire
 
 
 def test_room_for_a_next_version_is_given_up_before_the_model_is_refused(model_directory, monkeypatch):
-    monkeypatch.setattr(loading_plan, "available_bytes", lambda: loading_plan.RUNTIME_BYTES + 300_000)
+    monkeypatch.setattr(loading_plan, "available_bytes", lambda: loading_plan.RUNTIME_BYTES + 440_000)
     monkeypatch.setattr(loading_plan, "largest_temporaries", lambda *_, **__: 1000)
     plan = plan_loading(settings_of(model_directory, context=160))
     assert plan.settings.slots == 3
@@ -167,10 +167,10 @@ def test_devices_of_a_processor_share_its_memory_and_hosts_have_their_own(model_
     def reason(**mesh):
         return plan_loading(settings_of(model_directory, slots=8, context=128, **mesh)).facts["memory_reason"]
 
-    # 2 layers x 2 x 2 heads of 8 in float32 are 256 bytes a token.
-    assert "8 slots x 128 tokens x 256 bytes" in reason()
-    assert "8 slots x 128 tokens x 256 bytes" in reason(mesh_tensor=2, mesh_data=2)
+    # 2 layers x 2 x 2 heads of 16 in float32 are 512 bytes a token.
+    assert "8 slots x 128 tokens x 512 bytes" in reason()
+    assert "8 slots x 128 tokens x 512 bytes" in reason(mesh_tensor=2, mesh_data=2)
     # Four devices and two heads: each head is there twice.
-    assert "8 slots x 128 tokens x 512 bytes" in reason(mesh_tensor=4)
+    assert "8 slots x 128 tokens x 1024 bytes" in reason(mesh_tensor=4)
     # Two processes with half of it each.
-    assert "8 slots x 128 tokens x 128 bytes" in reason(mesh_tensor=2, mesh_hosts=2)
+    assert "8 slots x 128 tokens x 256 bytes" in reason(mesh_tensor=2, mesh_hosts=2)

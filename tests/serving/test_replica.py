@@ -69,7 +69,7 @@ def test_memory_counts_every_number_of_the_model(model, model_directory):
     assert config.num_parameters == sum(leaf.size for leaf in model_leaves(model).values())
     need = memory_need(config, dtype="bfloat16", slots=4, context=100, device="cuda")
     assert need.weights == 2 * config.num_parameters
-    assert need.cache == 2 * (4 * 100 * 2 * 2 * 2 * 8)
+    assert need.cache == 2 * (4 * 100 * 2 * 2 * 2 * 16)
     assert why_too_big(need, available=2**40, replicas=1, slots=4, context=100) is None
     assert "4 slots x 100 tokens" in why_too_big(need, available=2**20, replicas=1, slots=4, context=100)
 

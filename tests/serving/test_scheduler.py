@@ -206,5 +206,63 @@ def test_buckets_are_few_ascending_and_end_at_the_limit():
     tiny = Buckets.for_limits(slots=1, context=16, chunk_tokens=8)
     assert (tiny.decode_batches, tiny.decode_attention, tiny.chunks) == ((1,), (16,), (8,))
     whole = Buckets.for_limits(slots=8, context=2048, chunk_tokens=64, copies_prefixes=True, reads_in_place=True)
-    assert (whole.decode_attention, whole.prefill_attention) == ((2048,), (2048,))
-    assert (whole.chunks, whole.copies) == (buckets.chunks, buckets.prefill_attention)
+    assert (whole.decode_attention, whole.shared, whole.chunks) == ((2048,), (24, 72, 264), ())
+    assert (whole.copies, whole.num_executables) == (buckets.prefill_attention, 2 + 3 + 4 + 2)
+
+
+SHARED = Buckets.for_limits(slots=4, context=512, chunk_tokens=64, reads_in_place=True, copies_prefixes=True)
+
+
+def sharing(*requests, **limits):
+    scheduler = Scheduler(replace(LIMITS, slots=4, **limits), buckets=SHARED)
+    for one in requests:
+        scheduler.add(one, now=0.0)
+    scheduler.admit(now=0.0)
+    return scheduler
+
+
+def take_in(scheduler, step):
+    """As the engine does; the requests that got a token."""
+    if step.decode is not None:
+        scheduler.decoded(step.decode, tokens=[[2]] * len(step.rows))
+    for one in step.prefills:
+        scheduler.prefilled(one, tokens=[1])
+    return step.asking
+
+
+def test_prompts_share_a_pass_up_to_the_largest_where_nothing_decodes():
+    scheduler = sharing(*(request(name, length, 9) for name, length in zip("abcd", (100, 50, 200, 30), strict=True)))
+    first = scheduler.next_shared()
+    assert [(one.request_id, one.start, len(one.tokens), one.is_last) for one in first.prefills] == [
+        ("a", 0, 100, True),
+        ("b", 0, 50, True),
+        ("c", 0, 106, False),
+    ]
+    assert (first.decode, first.num_tokens, first.padded_to, first.asking) == (None, 256, 260, ("a", "b"))
+
+
+def test_beside_rows_that_decode_a_pass_takes_one_chunk_of_prompts():
+    scheduler = sharing(request("a", 10, 50), request("b", 20, 1))
+    assert take_in(scheduler, scheduler.next_shared()) == ("a", "b")
+    scheduler.add(request("c", 50, 5), now=1.0)
+    scheduler.add(request("d", 70, 5), now=1.0)
+    scheduler.admit(now=1.0)
+    second = scheduler.next_shared()
+    assert [row.request_id for row in second.rows] == ["a"] and second.decode.steps == 1
+    assert [(one.request_id, len(one.tokens)) for one in second.prefills] == [("c", 50), ("d", 14)]
+    assert (second.num_tokens, second.padded_to) == (65, 68)
+    assert take_in(scheduler, second) == ("a", "c")
+    third = scheduler.next_shared()
+    assert [row.request_id for row in third.rows] == ["a", "c"]
+    assert [(one.start, len(one.tokens), one.is_last) for one in third.prefills] == [(14, 56, True)]
+    assert take_in(scheduler, third) == ("a", "c", "d")
+    assert scheduler.next_shared() is None and scheduler.next_decode().steps == 4
+
+
+def test_a_prompt_that_begins_like_another_of_the_pass_waits_and_copies_from_it():
+    scheduler = sharing(request("a", 40, 9), request("b", 48, 9), prefix_granularity=16)
+    first = scheduler.next_shared()
+    assert [one.request_id for one in first.prefills] == ["a"]
+    take_in(scheduler, first)
+    (second,) = scheduler.next_shared().prefills
+    assert (second.request_id, second.start, len(second.tokens), second.copies_from) == ("b", 32, 16, 0)

@@ -11,6 +11,7 @@ from flax import nnx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pipeline.models.checkpoint import abstract_leaves
+from pipeline.models.packed.calls import support
 from pipeline.models.registry import describe_config
 from pipeline.serving.accelerator.mesh import ServingMesh
 from pipeline.serving.engine.buckets import Buckets
@@ -29,6 +30,7 @@ CONFIG = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+    "head_dim": 16,
     "max_position_embeddings": 160,
     "tie_word_embeddings": True,
     "eos_token_id": 0,
@@ -129,6 +131,7 @@ class Warm:
         self.buckets = executor.buckets
         self.prefill = executor.prefill
         self.decode = executor.decode
+        self.shared = executor.shared
         self.place = executor.place
         self.exchange = executor.exchange
         self.on_host = executor.on_host
@@ -165,13 +168,15 @@ class Device:
         return leaves
 
 
-def warm_executor(model):
+def warm_executor(model, *, reads_in_place=True):
+    """As a replica makes it on a CPU, or elsewhere: with prompts in chunks of their own."""
     buckets = Buckets.for_limits(
         slots=LIMITS.slots,
         context=LIMITS.context,
         chunk_tokens=LIMITS.chunk_tokens,
         smallest_attention=128,
         copies_prefixes=True,
+        reads_in_place=reads_in_place and support().attention is not None,
     )
     made = ModelExecutor(
         model, limits=LIMITS, buckets=buckets, mesh=ServingMesh.of(jax.devices("cpu")[0]), dtype="float32"

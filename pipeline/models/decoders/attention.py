@@ -73,7 +73,7 @@ def make_view(
     )
 
 
-OverCache = Callable[..., jax.Array]
+OverCache = Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
 """What `attend_over_copy` is, or stands in its place."""
 
 
@@ -123,33 +123,45 @@ class Attention(nnx.Module):
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         """[B, T, D] to [B, T, D], and this layer's cache with the new keys and values in it."""
         q_BTNH, k_BTKH, v_BTKH = self._project(x_BTD)
-        if self.layer.rotary is not None:
-            cos, sin = view.turns[self.layer.rotary]
-            q_BTNH, k_BTKH = (rotate(x, cos=cos, sin=sin, in_float32=self.rotates_in_float32) for x in (q_BTNH, k_BTKH))
-        if cached is None:
-            keys, values, attend = k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2), _attend
-        else:
-            cached = (_written(cached[0], k_BTKH, view=view), _written(cached[1], v_BTKH, view=view))
-            (keys, values), attend = cached, self.over_cache
-        mixed_BTD = attend(q_BTNH, keys, values, layer=self.layer, view=view, softcap=self.softcap)
-        return self.o_proj(mixed_BTD), cached
+        of_layer: dict[str, Any] = {"layer": self.layer, "view": view, "softcap": self.softcap}
+        if cached is not None:
+            given = (q_BTNH, k_BTKH, v_BTKH, *cached)
+            mixed_BTD, *kept = self.over_cache(*given, **of_layer, in_float32=self.rotates_in_float32)
+            return self.o_proj(mixed_BTD), (kept[0], kept[1])
+        q_BTNH, k_BTKH = _rotated(q_BTNH, k_BTKH, layer=self.layer, view=view, in_float32=self.rotates_in_float32)
+        return self.o_proj(_attend(q_BTNH, k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2), **of_layer)), None
 
 
 def attend_over_copy(
     q_BTNH: jax.Array,
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
     keys_SKPH: jax.Array,
     values_SKPH: jax.Array,
     *,
     layer: Layer,
     view: View,
     softcap: float | None,
-) -> jax.Array:
-    """Attention over a cache that holds the new tokens already, [B, T, N, H] to [B, T, N * H].
+    in_float32: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Rotate and write new keys and values, and attend: [B, T, N * H], and the cache as it is afterwards.
 
     The attended positions of the batch's slots are copied first.
     """
+    q_BTNH, k_BTKH = _rotated(q_BTNH, k_BTKH, layer=layer, view=view, in_float32=in_float32)
+    keys_SKPH, values_SKPH = _written(keys_SKPH, k_BTKH, view=view), _written(values_SKPH, v_BTKH, view=view)
     keys_BKLH, values_BKLH = _visible(keys_SKPH, view=view), _visible(values_SKPH, view=view)
-    return _attend(q_BTNH, keys_BKLH, values_BKLH, layer=layer, view=view, softcap=softcap)
+    return _attend(q_BTNH, keys_BKLH, values_BKLH, layer=layer, view=view, softcap=softcap), keys_SKPH, values_SKPH
+
+
+def _rotated(
+    q_BTNH: jax.Array, k_BTKH: jax.Array, *, layer: Layer, view: View, in_float32: bool
+) -> tuple[jax.Array, jax.Array]:
+    if layer.rotary is None:
+        return q_BTNH, k_BTKH
+    cos, sin = view.turns[layer.rotary]
+    q_BTNH, k_BTKH = (rotate(x, cos=cos, sin=sin, in_float32=in_float32) for x in (q_BTNH, k_BTKH))
+    return q_BTNH, k_BTKH
 
 
 def _written(cache_SKPH: jax.Array, new_BTKH: jax.Array, *, view: View) -> jax.Array:

@@ -122,6 +122,7 @@ class Decoder(nnx.Module):
         attention_length: int,
         slots_B: jax.Array | None = None,
         take_B: jax.Array | None = None,
+        rows_M: jax.Array | None = None,
     ) -> tuple[jax.Array, Cache]:
         """The same pass on tokens that follow what `cache` holds; prefill chunks and decode steps alike.
 
@@ -133,16 +134,18 @@ class Decoder(nnx.Module):
             attention_length: static; must exceed every real position.
             slots_B: int32, the cache row of each batch row; None where row b is slot b.
             take_B: int32, which of the T tokens to give logits for; the last where None.
+            rows_M: int32, which rows of the batch to give logits for; all where None.
 
         Returns:
-            float32 logits [B, V] and the cache with the new keys and values.
+            float32 logits [B, V], or [M, V], and the cache with the new keys and values.
         """
         # `empty_cache` has seen to it that no frequency depends on a length that fits into the cache.
         view = make_view(self.config, positions_BT, length=1, slots_B=slots_B, attention_length=attention_length)
         x_BTD, new_cache = self._hidden(tokens_BT, view=view, cache=cache)
         if take_B is not None:
             x_BTD = jnp.take_along_axis(x_BTD, take_B[:, None, None], axis=1)
-        return self._logits(x_BTD[:, -1]), new_cache
+        x_BD = x_BTD[:, -1]
+        return self._logits(x_BD if rows_M is None else x_BD[rows_M]), new_cache
 
     def _hidden(self, tokens_BT: jax.Array, *, view: View, cache: Cache | None) -> tuple[jax.Array, Cache]:
         x_BTD = tap("embed_tokens", self.embed_tokens(tokens_BT))

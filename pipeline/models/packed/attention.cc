@@ -1,7 +1,9 @@
-// Attention of new tokens over the key-value cache, read where it lies: an XLA custom call for CPUs.
+// Attention of new tokens over the key-value cache, read and written where it lies: an XLA custom call for CPUs.
 //
-// q is [batch, tokens, heads, head_dim], keys and values are [slots, kv_heads, positions, head_dim], all float32. A row
-// is one token: it attends over the positions 0 to its own of its slot, of these the last `window` where there is one.
+// q is [batch, tokens, heads, head_dim], k and v are the same with fewer heads, keys and values are [slots, kv_heads,
+// positions, head_dim], all float32. A row is one token. First every row's k, rotated, and v enter the cache at its
+// place; then it attends over the positions 0 to its own of its slot, of these the last `window` where there is one.
+// Cosines and sines are [batch, tokens, 1, turning]: the pairs (i, i + turning) of a head turn, the rest passes.
 // XLA's own attention copies the first 256, 512 or more positions of every slot before it reads them, whatever is in
 // them.
 //
@@ -20,6 +22,7 @@ namespace ffi = xla::ffi;
 namespace {
 
 constexpr int kLanes = 16;
+constexpr int64_t kRowsOfShort = 8;  // as those of a product
 constexpr int64_t kNumbersOfThread = 1 << 15;  // read from the cache; below that another thread is not worth a call
 
 typedef float Vector __attribute__((vector_size(4 * kLanes)));
@@ -149,16 +152,40 @@ __attribute__((target("avx2,fma"))) void Group2(const float* q, const float* key
   Group(q, keys, values, mixed, scores, from, to, head_dim, num_heads, scale);
 }
 
+// x, turned, to `to`.
+inline void Rotate(const float* x, float* to, const float* cosines, const float* sines, int64_t turning,
+                   int64_t head_dim) {
+  for (int64_t i = 0; i < turning; ++i) {
+    to[i] = x[i] * cosines[i] - x[turning + i] * sines[i];
+    to[turning + i] = x[turning + i] * cosines[i] + x[i] * sines[i];
+  }
+  std::copy(x + 2 * turning, x + head_dim, to + 2 * turning);
+}
+
 // One part is one key-value head of one row.
 struct Attention {
-  const float *q, *keys, *values;
+  const float *q, *k, *v, *cosines, *sines;
+  float *keys, *values;
   const int32_t *slots, *positions;
   float* mixed;
-  int64_t rows, num_heads, num_slots, num_groups, num_positions, head_dim, window;
+  int64_t rows, num_heads, num_slots, num_groups, num_positions, head_dim, turning, window;
   float scale;
   bool is_wide;
 
   int64_t Parts() const { return rows * num_groups; }
+
+  // Before any part, since rows of one sequence see each other.
+  void Write() const {
+    for (int64_t row = 0; row < rows; ++row) {
+      if (positions[row] < 0 || positions[row] >= num_positions || slots[row] < 0 || slots[row] >= num_slots) continue;
+      for (int64_t group = 0; group < num_groups; ++group) {
+        const int64_t from = (row * num_groups + group) * head_dim;
+        const int64_t to = ((slots[row] * num_groups + group) * num_positions + positions[row]) * head_dim;
+        Rotate(k + from, keys + to, cosines + row * turning, sines + row * turning, turning, head_dim);
+        std::copy(v + from, v + from + head_dim, values + to);
+      }
+    }
+  }
 
   void Part(int64_t number) const {
     const int64_t row = number % rows, group = number / rows, per_group = num_heads / num_groups;
@@ -171,27 +198,47 @@ struct Attention {
     const int64_t from = window > 0 ? std::max<int64_t>(to - window, 0) : 0;
     const int64_t slot = std::clamp<int64_t>(slots[row], 0, num_slots - 1);
     const int64_t of_group = (slot * num_groups + group) * num_positions * head_dim;
-    thread_local std::vector<float> scores;
+    thread_local std::vector<float> scores, turned;
     scores.resize(4 * (to - from + kLanes));
-    (is_wide ? Group512 : Group2)(q + place, keys + of_group, values + of_group, mixed + place, scores.data(), from, to,
+    turned.resize(per_group * head_dim);
+    for (int64_t head = 0; head < per_group; ++head) {
+      Rotate(q + place + head * head_dim, turned.data() + head * head_dim, cosines + row * turning,
+             sines + row * turning, turning, head_dim);
+    }
+    (is_wide ? Group512 : Group2)(turned.data(), keys + of_group, values + of_group, mixed + place, scores.data(), from, to,
                                   head_dim, per_group, scale);
   }
 };
 
-ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> keys, ffi::Buffer<ffi::F32> values,
-               ffi::Buffer<ffi::S32> slots, ffi::Buffer<ffi::S32> positions, ffi::ResultBuffer<ffi::F32> mixed,
-               float scale, int64_t window, bool is_wide) {
-  const auto of_q = q.dimensions(), of_cache = keys.dimensions(), of_values = values.dimensions();
-  if (of_q.size() != 4 || of_cache.size() != 4 || !std::equal(of_cache.begin(), of_cache.end(), of_values.begin()) ||
+using In = ffi::Buffer<ffi::F32>;
+using Numbers = ffi::Buffer<ffi::S32>;
+using Out = ffi::ResultBuffer<ffi::F32>;
+
+ffi::Error Run(ffi::ThreadPool pool, In q, In k, In v, In keys, In values, Numbers slots, Numbers positions, In cosines,
+               In sines, Out mixed, Out new_keys, Out new_values, float scale, int64_t window, bool is_wide) {
+  const auto of_q = q.dimensions(), of_k = k.dimensions(), of_v = v.dimensions(), of_cache = keys.dimensions();
+  const auto of_values = values.dimensions(), of_cosines = cosines.dimensions(), of_sines = sines.dimensions();
+  const auto alike = [](const auto& a, const auto& b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); };
+  if (of_q.size() != 4 || of_k.size() != 4 || !alike(of_k, of_v) || of_cache.size() != 4 || !alike(of_cache, of_values) ||
       of_q[3] != of_cache[3] || of_q[3] % kLanes != 0 || of_cache[1] == 0 || of_q[2] % of_cache[1] != 0 ||
+      of_k[0] != of_q[0] || of_k[1] != of_q[1] || of_k[2] != of_cache[1] || of_k[3] != of_q[3] ||
+      of_cosines.size() != 4 || !alike(of_cosines, of_sines) || of_cosines[0] != of_q[0] || of_cosines[1] != of_q[1] ||
+      of_cosines[2] != 1 || 2 * of_cosines[3] > of_q[3] ||
       static_cast<int64_t>(slots.element_count()) != of_q[0] * of_q[1] ||
       positions.element_count() != slots.element_count() || mixed->element_count() != q.element_count()) {
     return ffi::Error::InvalidArgument(
-        "q [batch, tokens, heads, head_dim] does not fit keys and values [slots, kv_heads, positions, head_dim]");
+        "q, k and v [batch, tokens, heads, head_dim] do not fit keys and values [slots, kv_heads, positions, head_dim]");
+  }
+  if (new_keys->typed_data() != keys.typed_data() || new_values->typed_data() != values.typed_data()) {
+    return ffi::Error::Internal("the cache was copied before it is written");
   }
   const Attention attention{q.typed_data(),
-                            keys.typed_data(),
-                            values.typed_data(),
+                            k.typed_data(),
+                            v.typed_data(),
+                            cosines.typed_data(),
+                            sines.typed_data(),
+                            new_keys->typed_data(),
+                            new_values->typed_data(),
                             slots.typed_data(),
                             positions.typed_data(),
                             mixed->typed_data(),
@@ -201,40 +248,51 @@ ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F
                             of_cache[1],
                             of_cache[2],
                             of_q[3],
+                            of_cosines[3],
                             window,
                             scale,
                             is_wide};
+  attention.Write();
   int64_t seen = 0;
-  for (int64_t row = 0; row < attention.rows; ++row) seen += std::clamp<int64_t>(attention.positions[row] + 1, 0, of_cache[2]);
+  for (int64_t row = 0; row < attention.rows; ++row) {
+    seen += std::clamp<int64_t>(attention.positions[row] + 1, 0, of_cache[2]);
+  }
   const int64_t numbers = 2 * seen * of_cache[1] * of_cache[3];
-  InParts(pool, attention, std::min<int64_t>(pool.num_threads(), numbers / kNumbersOfThread), of_q[1] == 1);
+  const int64_t threads = std::min<int64_t>(pool.num_threads(), numbers / kNumbersOfThread);
+  InParts(pool, attention, threads, attention.rows <= kRowsOfShort);
   return ffi::Error::Success();
 }
 
-ffi::Error RunWide(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> keys,
-                   ffi::Buffer<ffi::F32> values, ffi::Buffer<ffi::S32> slots, ffi::Buffer<ffi::S32> positions,
-                   ffi::ResultBuffer<ffi::F32> mixed, float scale, int64_t window) {
-  return Run(pool, q, keys, values, slots, positions, mixed, scale, window, true);
+ffi::Error RunWide(ffi::ThreadPool pool, In q, In k, In v, In keys, In values, Numbers slots, Numbers positions,
+                   In cosines, In sines, Out mixed, Out new_keys, Out new_values, float scale, int64_t window) {
+  return Run(pool, q, k, v, keys, values, slots, positions, cosines, sines, mixed, new_keys, new_values, scale, window,
+             true);
 }
 
-ffi::Error RunNarrow(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> keys,
-                     ffi::Buffer<ffi::F32> values, ffi::Buffer<ffi::S32> slots, ffi::Buffer<ffi::S32> positions,
-                     ffi::ResultBuffer<ffi::F32> mixed, float scale, int64_t window) {
-  return Run(pool, q, keys, values, slots, positions, mixed, scale, window, false);
+ffi::Error RunNarrow(ffi::ThreadPool pool, In q, In k, In v, In keys, In values, Numbers slots, Numbers positions,
+                     In cosines, In sines, Out mixed, Out new_keys, Out new_values, float scale, int64_t window) {
+  return Run(pool, q, k, v, keys, values, slots, positions, cosines, sines, mixed, new_keys, new_values, scale, window,
+             false);
 }
 
 }  // namespace
 
-#define BOUND                         \
-  ffi::Ffi::Bind()                    \
-      .Ctx<ffi::ThreadPool>()         \
-      .Arg<ffi::Buffer<ffi::F32>>()   \
-      .Arg<ffi::Buffer<ffi::F32>>()   \
-      .Arg<ffi::Buffer<ffi::F32>>()   \
-      .Arg<ffi::Buffer<ffi::S32>>()   \
-      .Arg<ffi::Buffer<ffi::S32>>()   \
-      .Ret<ffi::Buffer<ffi::F32>>()   \
-      .Attr<float>("scale")           \
+#define BOUND                       \
+  ffi::Ffi::Bind()                  \
+      .Ctx<ffi::ThreadPool>()       \
+      .Arg<ffi::Buffer<ffi::F32>>() \
+      .Arg<ffi::Buffer<ffi::F32>>() \
+      .Arg<ffi::Buffer<ffi::F32>>() \
+      .Arg<ffi::Buffer<ffi::F32>>() \
+      .Arg<ffi::Buffer<ffi::F32>>() \
+      .Arg<ffi::Buffer<ffi::S32>>() \
+      .Arg<ffi::Buffer<ffi::S32>>() \
+      .Arg<ffi::Buffer<ffi::F32>>() \
+      .Arg<ffi::Buffer<ffi::F32>>() \
+      .Ret<ffi::Buffer<ffi::F32>>() \
+      .Ret<ffi::Buffer<ffi::F32>>() \
+      .Ret<ffi::Buffer<ffi::F32>>() \
+      .Attr<float>("scale")         \
       .Attr<int64_t>("window")
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CachedAttention512, RunWide, BOUND);

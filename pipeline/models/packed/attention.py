@@ -1,9 +1,11 @@
 """Attention over the cache where it lies, as an XLA custom call on CPUs.
 
 Owns the call and which models it is for. Knows nothing of compilers or devices. The one decision: what is read is what
-a sequence has, not what its bucket holds. XLA's own attention first copies the bucket's positions of every slot.
+a sequence has, not what its bucket holds. XLA's own attention first copies the bucket's positions of every slot. The
+call also rotates and writes: between operations of their own, XLA computes the cosines again for every layer and head.
 
-Shape suffixes: B batch, T tokens, N query heads, H head_dim, S slots, K key-value heads, P cached positions.
+Shape suffixes: B batch, T tokens, N query heads, H head_dim, S slots, K key-value heads, P cached positions, F half of
+the numbers that turn.
 """
 
 import jax
@@ -34,13 +36,16 @@ def can_read_in_place(config: DecoderConfig) -> bool:
 
 def attend_in_place(
     q_BTNH: jax.Array,
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
     keys_SKPH: jax.Array,
     values_SKPH: jax.Array,
     *,
     layer: Layer,
     view: View,
     softcap: float | None,
-) -> jax.Array:
+    in_float32: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """As `attend_over_copy`; a row at or beyond the cache's size, which fills up a batch, gives zeros.
 
     A number of the result depends neither on the other rows nor on the attention's length nor on the threads.
@@ -48,20 +53,25 @@ def attend_in_place(
     Raises:
         RuntimeError: this machine cannot; ask `support` first.
     """
-    num_batch, num_tokens, num_heads, head_dim = q_BTNH.shape
     target = support().attention
     if target is None:
         raise RuntimeError(f"the cache cannot be read in place here: {support().reason}")
+    num_batch, num_tokens, num_heads, head_dim = q_BTNH.shape
     slots_B = jnp.arange(num_batch) if view.slots_B is None else view.slots_B
-    slots_BT = jnp.broadcast_to(slots_B.astype(jnp.int32)[:, None], view.positions_BT.shape)
-    form = jax.ShapeDtypeStruct(q_BTNH.shape, jnp.float32)
-    mixed_BTNH = jax.ffi.ffi_call(target, form)(
+    none_BT1F = jnp.zeros((num_batch, num_tokens, 1, 0))
+    cos_BT1F, sin_BT1F = (none_BT1F, none_BT1F) if layer.rotary is None else view.turns[layer.rotary]
+    forms = [jax.ShapeDtypeStruct(made.shape, jnp.float32) for made in (q_BTNH, keys_SKPH, values_SKPH)]
+    mixed_BTNH, *cache = jax.ffi.ffi_call(target, forms, input_output_aliases={3: 1, 4: 2})(
         q_BTNH,
+        k_BTKH,
+        v_BTKH,
         keys_SKPH,
         values_SKPH,
-        slots_BT,
+        jnp.broadcast_to(slots_B.astype(jnp.int32)[:, None], view.positions_BT.shape),
         view.positions_BT.astype(jnp.int32),
+        cos_BT1F,
+        sin_BT1F,
         scale=np.float32(layer.scale),
         window=np.int64(layer.window or 0),
     )
-    return mixed_BTNH.reshape(num_batch, num_tokens, num_heads * head_dim)
+    return mixed_BTNH.reshape(num_batch, num_tokens, num_heads * head_dim), cache[0], cache[1]

@@ -20,7 +20,7 @@ from pipeline.models.packed.calls import support
 
 COLUMNS = 48
 """Of a block; three AVX-512 registers."""
-_counted: ContextVar[tuple[Any, Any]] = ContextVar("counted", default=(None, None))
+_counted: ContextVar[tuple[tuple[Any, Any], ...]] = ContextVar("counted", default=())
 
 
 def pack(kernel_IO: jax.Array) -> jax.Array:
@@ -36,9 +36,9 @@ def counting_rows(count: Any, *, order_B: Any = None) -> Iterator[None]:
 
     The others become zero. For a model whose rows behind `count` fill up a shape and are read by nobody. Where
     `order_B`, a permutation, is given, it is the first `count` rows that it names, in products of as many rows as it
-    has, and every row of all others.
+    has; all others are as they were.
     """
-    token = _counted.set((count, order_B))
+    token = _counted.set(((count, order_B), *_counted.get()))
     try:
         yield
     finally:
@@ -69,9 +69,8 @@ def packed_product(x: jax.Array, kernel_PIC: jax.Array, *, num_out: int) -> jax.
     x_BI = x.reshape(-1, x.shape[-1])
     form = jax.ShapeDtypeStruct((x_BI.shape[0], num_out), jnp.float32)
     num_rows = x_BI.shape[0]
-    count, order_B = _counted.get()
-    if count is None or (order_B is not None and order_B.shape[0] != num_rows):
-        count, order_B = num_rows, None
+    fitting = (one for one in _counted.get() if one[1] is None or one[1].shape[0] == num_rows)
+    count, order_B = next(fitting, (num_rows, None))
     order_B = jnp.arange(num_rows, dtype=jnp.int32) if order_B is None else order_B
     y_BO = jax.ffi.ffi_call(target, form)(x_BI, kernel_PIC, order_B, jnp.asarray(count, jnp.int32))
     return y_BO.reshape(*x.shape[:-1], num_out)

@@ -35,6 +35,9 @@ class Buckets:
     """Numbers of tokens whose logits change in a row, below the most there can be, which is always there."""
     copies: tuple[int, ...] = ()
     """Lengths of prefixes that are copied from slot to slot; none where no prefix is reused."""
+    shared: tuple[int, ...] = ()
+    """Tokens of a pass that extends prompts and decodes at once, in place of chunks. Each attends as a row of its own,
+    so it is for attention in place alone."""
 
     @classmethod
     def for_limits(
@@ -57,7 +60,8 @@ class Buckets:
         executable for 1 row or 256 positions, but a row of one executable does not depend on the other rows.
 
         Where attention reads the cache in place (`pipeline.models.packed.attention`), its length is what a sequence has
-        and one executable does for all: 11 in place of 23 for a context of 1,024.
+        and one executable does for all: 10 in place of 23 for a context of 1,024. What fills up a pass costs little
+        there, so prompts and decoding share passes of few sizes.
         """
         if is_deterministic:
             return cls(
@@ -72,11 +76,14 @@ class Buckets:
         prefill_attention = (*steps(smallest, turn, factor=2), *steps(turn, context, factor=4)[1:])
         chunks = steps(min(SMALLEST_CHUNK, chunk_tokens), chunk_tokens, factor=2)
         idle_chunk = IDLE_CHUNKS * chunk_tokens
+        if idle_chunk <= smallest:
+            chunks = (*chunks, idle_chunk)
         return cls(
             decode_batches=steps(1, slots, factor=8),
             decode_attention=(context,) if reads_in_place else steps(smallest, context, factor=2),
-            chunks=(*chunks, idle_chunk) if idle_chunk <= smallest else chunks,
-            prefill_attention=(context,) if reads_in_place else prefill_attention,
+            chunks=() if reads_in_place else chunks,
+            prefill_attention=() if reads_in_place else prefill_attention,
+            shared=_shared(chunks, chunk_tokens=chunk_tokens, slots=slots) if reads_in_place else (),
             adjusted=(FEW_ADJUSTED,) if context > LONG_CONTEXT else (),
             copies=prefill_attention if copies_prefixes else (),
         )
@@ -91,7 +98,13 @@ class Buckets:
         """How many executables warm-up compiles."""
         num_decode = len(self.decode_batches) * len(self.decode_attention)
         num_prefill = len(self.chunks) * len(self.prefill_attention)
-        return num_decode + num_prefill + len(self.copies) + len(self.choices) * (1 + len(self.adjusted))
+        num_choose = len(self.choices) * (1 + len(self.adjusted))
+        return num_decode + num_prefill + len(self.shared) + len(self.copies) + num_choose
+
+
+def _shared(chunks: Sequence[int], *, chunk_tokens: int, slots: int) -> tuple[int, ...]:
+    """For the smallest, the usual and the largest chunk, each with a row for every slot."""
+    return tuple(sorted({size + slots for size in (chunks[0], chunk_tokens, chunks[-1])}))
 
 
 def smallest_fit(needed: int, sizes: Sequence[int]) -> int:

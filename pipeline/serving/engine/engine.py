@@ -19,7 +19,7 @@ from pipeline.serving.engine.detokenizer import Decoder
 from pipeline.serving.engine.engine_thread import STALL_SECONDS, EngineThread, EngineUnavailable
 from pipeline.serving.engine.metrics import Metrics
 from pipeline.serving.engine.request import Chunk, FinishReason, Request
-from pipeline.serving.engine.scheduler import Decode, Limits, Prefill, Progress, Scheduler
+from pipeline.serving.engine.scheduler import Decode, Limits, Prefill, Progress, Scheduler, Shared
 from pipeline.serving.engine.token_rules import Chosen, Ranks, TokenRules
 
 _LOG = logging.getLogger(__name__)
@@ -45,6 +45,10 @@ class Executor(Protocol):
 
     def decode(self, step: Decode, *, rules: Sequence[TokenRules]) -> list[Chosen]:
         """Run decode steps."""
+        ...
+
+    def shared(self, step: Shared, *, rules: Sequence[TokenRules]) -> list[Chosen]:
+        """Run chunks of prompts and one decode step in one pass; only where `buckets.shared` has sizes."""
         ...
 
     def place(self, leaves: Mapping[str, Any]) -> Any:
@@ -221,37 +225,69 @@ class Engine(EngineThread):
         self._swap_when_due(now=now)
         for request_id, _ in () if self._swaps else self._scheduler.admit(now=now):
             self._completions[request_id].got_slot(now=now, metrics=self.metrics, version=self.version)
-        decode = self._scheduler.next_decode()
-        if decode is not None:
-            rules = [self._completions[row.request_id].rules for row in decode.rows]
-            chosen = self._executor.decode(decode, rules=rules)
-            self.metrics.count("engine_steps_total", label="decode")
-            num_steps = max(len(new.tokens) for new in chosen)
-            self.metrics.count("padding_tokens_total", (decode.padded_to - len(decode.rows)) * num_steps)
-            steps = self._scheduler.decoded(decode, tokens=[new.tokens for new in chosen])
-            for progress, new in zip(steps, chosen, strict=True):
-                self._progressed(progress, ranks=new.ranks)
-            self._deliver()
-        self._prefill()
+        shared = self._scheduler.next_shared()
+        if shared is not None:
+            self._share(shared)
+        else:
+            self._decode()
+        if self._executor.buckets.chunks:
+            self._prefill()
         self._deliver()
         self._last_step_at = time.monotonic()
         self._publish_load()
         self._check_compiles()
 
+    def _share(self, step: Shared) -> None:
+        for prefill in step.prefills:
+            self._count_prefix(prefill)
+        chosen = self._executor.shared(step, rules=[self._completions[name].rules for name in step.asking])
+        self.metrics.count("engine_steps_total", label="shared")
+        self.metrics.count("padding_tokens_total", step.padded_to - step.num_tokens)
+        if step.decode is not None:
+            self._decoded(step.decode, chosen)
+        first = dict(zip(step.asking, chosen, strict=True))
+        for prefill in step.prefills:
+            self._prefilled(prefill, first.get(prefill.request_id, Chosen([])))
+
+    def _decode(self) -> None:
+        decode = self._scheduler.next_decode()
+        if decode is None:
+            return
+        rules = [self._completions[row.request_id].rules for row in decode.rows]
+        chosen = self._executor.decode(decode, rules=rules)
+        self.metrics.count("engine_steps_total", label="decode")
+        num_steps = max(len(new.tokens) for new in chosen)
+        self.metrics.count("padding_tokens_total", (decode.padded_to - len(decode.rows)) * num_steps)
+        self._decoded(decode, chosen)
+        self._deliver()
+
+    def _decoded(self, decode: Decode, chosen: Sequence[Chosen]) -> None:
+        """Of `chosen`, the first are those of the rows."""
+        of_rows = chosen[: len(decode.rows)]
+        steps = self._scheduler.decoded(decode, tokens=[new.tokens for new in of_rows])
+        for progress, new in zip(steps, of_rows, strict=True):
+            self._progressed(progress, ranks=new.ranks)
+
     def _prefill(self) -> None:
         spent = 0
         while (prefill := self._scheduler.next_prefill(budget=self._scheduler.prefill_budget - spent)) is not None:
             spent += prefill.padded_to
-            if prefill.is_first:
-                num_prompt = len(self._completions[prefill.request_id].request.prompt)
-                self.metrics.count("prefix_cache_queries_total", num_prompt)
-                self.metrics.count("prefix_cache_hits_total", prefill.start)
+            self._count_prefix(prefill)
             first = self._executor.prefill(prefill, rules=self._completions[prefill.request_id].rules)
             self.metrics.count("engine_steps_total", label="prefill")
             self.metrics.count("padding_tokens_total", prefill.padded_to - len(prefill.tokens))
-            prefilled = self._scheduler.prefilled(prefill, tokens=first.tokens)
-            if prefilled is not None:
-                self._progressed(prefilled, ranks=first.ranks)
+            self._prefilled(prefill, first)
+
+    def _count_prefix(self, prefill: Prefill) -> None:
+        if prefill.is_first:
+            num_prompt = len(self._completions[prefill.request_id].request.prompt)
+            self.metrics.count("prefix_cache_queries_total", num_prompt)
+            self.metrics.count("prefix_cache_hits_total", prefill.start)
+
+    def _prefilled(self, prefill: Prefill, first: Chosen) -> None:
+        prefilled = self._scheduler.prefilled(prefill, tokens=first.tokens)
+        if prefilled is not None:
+            self._progressed(prefilled, ranks=first.ranks)
 
     def _swap_when_due(self, *, now: float) -> None:
         while self._swaps and (not self._scheduler.num_running or now >= self._swaps[0].deadline):

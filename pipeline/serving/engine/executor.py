@@ -24,7 +24,7 @@ from pipeline.models.decoders.model import Cache, Decoder
 from pipeline.serving.accelerator.mesh import ServingMesh
 from pipeline.serving.engine.buckets import Buckets, smallest_fit
 from pipeline.serving.engine.request import MAX_LOGIT_BIAS, Sampling
-from pipeline.serving.engine.scheduler import Decode, Limits, Prefill
+from pipeline.serving.engine.scheduler import Decode, Limits, Prefill, Shared
 from pipeline.serving.engine.served_parameters import ServedParameters
 from pipeline.serving.engine.step_arguments import (
     choice_arguments,
@@ -33,8 +33,10 @@ from pipeline.serving.engine.step_arguments import (
     idle_choice,
     idle_decode,
     idle_prefill,
+    idle_shared,
     places,
     prefill_arguments,
+    shared_arguments,
 )
 from pipeline.serving.engine.step_functions import StepFunctions, copied_prefix
 from pipeline.serving.engine.temporaries import temporary_bytes
@@ -44,9 +46,9 @@ from pipeline.serving.engine.token_rules import Chosen, Ranks, TokenRules
 _COMPILE_THREADS = 2
 _LOWERING = threading.Lock()
 Key = tuple[str, int, int]
-"""Kind, batch or chunk, attention length. The kind `copy` has the length of what is copied. The kind `choose` sees
-logits alone, and has the number of adjusted tokens; it also takes the token after a prompt: inside prefill that would
-double the compile time of each of its buckets."""
+"""Kind, batch or chunk or tokens, attention length. The kind `copy` has the length of what is copied. The kind `choose`
+sees logits alone, and has the number of adjusted tokens; it also takes the token after a prompt: inside prefill that
+would double the compile time of each of its buckets."""
 _NO_COPY = (np.asarray(0, np.int32), np.asarray(0, np.int32))
 _GREEDY = Sampling(max_tokens=1, temperature=0.0)
 
@@ -113,12 +115,27 @@ class ModelExecutor:
 
     def prefill(self, step: Prefill, *, rules: TokenRules) -> Chosen:
         """Run one chunk; the token chosen after it where it is the prompt's last chunk, else none."""
-        if step.copies_from is not None:
-            self.run(("copy", 1, step.copied_length), *copy_arguments(step))
+        self._copy_prefix(step)
         self.run(("prefill", step.padded_to, step.attention_length), *prefill_arguments(step))
         if not step.is_last:
             return Chosen([])
         return self._choose([rules], positions=[step.start + len(step.tokens)], places=[0], size=1)[0]
+
+    def shared(self, step: Shared, *, rules: Sequence[TokenRules]) -> list[Chosen]:
+        """Run one pass; the tokens of the requests of `step.asking`, whose rules are given in that order."""
+        for one in step.prefills:
+            self._copy_prefix(one)
+        key = "shared", step.padded_to, step.attention_length
+        self.run(key, *shared_arguments(step, slots=self.limits.slots))
+        if not rules:
+            return []
+        positions = [row.position + 1 for row in step.rows]
+        positions += [one.start + len(one.tokens) for one in step.ending]
+        return self._choose(rules, positions=positions, places=range(len(rules)), size=self.limits.slots)
+
+    def _copy_prefix(self, step: Prefill) -> None:
+        if step.copies_from is not None:
+            self.run(("copy", 1, step.copied_length), *copy_arguments(step))
 
     def decode(self, step: Decode, *, rules: Sequence[TokenRules]) -> list[Chosen]:
         """Run up to `step.steps` decode steps; each row's new tokens, which end with a stop token where one came.
@@ -208,6 +225,7 @@ class ModelExecutor:
         buckets = self.buckets
         keys = [("prefill", chunk, length) for chunk in buckets.chunks for length in buckets.prefill_attention]
         keys += [("decode", batch, length) for batch in buckets.decode_batches for length in buckets.decode_attention]
+        keys += [("shared", size, buckets.decode_attention[-1]) for size in buckets.shared]
         keys += [("copy", 1, length) for length in buckets.copies]
         yield from (("choose", batch, number) for number in self._adjusted for batch in buckets.choices)
         yield from sorted(keys, key=lambda key: (key[2], key[1]))
@@ -224,7 +242,7 @@ class ModelExecutor:
         function = getattr(self._functions, kind)
         settled = self._mesh.settled(lambda *given: function(*given, attention_length=length))
         jitted = jax.jit(settled, donate_argnums=1)
-        return jitted.lower(self._parameters.arrays, self._cache, *_idle(kind, size))
+        return jitted.lower(self._parameters.arrays, self._cache, *self._idle(kind, size))
 
     def _run_once(self, key: Key) -> None:
         # The first call of an executable allocates; no request should wait for that.
@@ -233,8 +251,13 @@ class ModelExecutor:
             self._logits_BV = self._mesh.zeros(size, self._num_tokens)
             arguments: tuple[Any, ...] = (idle_choice(size, num_adjusted=length, num_tokens=self._num_tokens),)
         else:
-            arguments = _NO_COPY if kind == "copy" else _idle(kind, size)
+            arguments = _NO_COPY if kind == "copy" else self._idle(kind, size)
         jax.block_until_ready(self._run(key, *arguments))
+
+    def _idle(self, kind: str, size: int) -> tuple[Any, ...]:
+        if kind == "shared":
+            return idle_shared(size, slots=self.limits.slots)
+        return idle_prefill(size) if kind == "prefill" else idle_decode(size)
 
 
 def _ranks(
@@ -244,10 +267,6 @@ def _ranks(
         return ()
     top = zip(token_BN[row, :num_wanted].tolist(), logprob_BN[row, :num_wanted].tolist(), strict=True)
     return (Ranks(float(logprob_B[row]), tuple(top)),)
-
-
-def _idle(kind: str, size: int) -> tuple[Any, ...]:
-    return idle_prefill(size) if kind == "prefill" else idle_decode(size)
 
 
 def _no_wait() -> None:

@@ -21,7 +21,7 @@ COUNTERS: Mapping[str, str] = {
     "rejected_requests_total": "Requests refused before they started, by status.",
     "compile_events_total": "XLA compiles by phase (warmup, serving); serving should stay 0.",
     "padding_tokens_total": "Token positions computed for padding.",
-    "engine_steps_total": "Engine steps by kind (prefill, decode).",
+    "engine_steps_total": "Engine steps by kind (prefill, decode, shared).",
     "batches_total": "Forward passes over a batch of rows.",
     "rows_total": "Rows (examples, texts) computed.",
 }
@@ -157,6 +157,6 @@ _LABEL_VALUES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "aborted_requests_total": ("reason", ("client", "error", "shutdown")),
     "rejected_requests_total": ("status", ()),
     "compile_events_total": ("phase", ("warmup", "serving")),
-    "engine_steps_total": ("kind", ("prefill", "decode")),
+    "engine_steps_total": ("kind", ("prefill", "decode", "shared")),
 }
 """Label name, and the values that are shown as 0 before they first occur."""

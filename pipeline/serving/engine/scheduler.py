@@ -1,8 +1,8 @@
 """Which request runs next, in which slot, with how many tokens.
 
 Owns slots and queue. Pure: values in, values out, the time is passed in; knows nothing of jax, threads or text. The one
-decision: decode goes first and prefill of at most one chunk's tokens follows it, so the time between two tokens of a
-running request is bounded by one chunk, however long or many the prompts that arrive.
+decision: between two decode steps, or in one pass with a step, at most one chunk's tokens of prompts are computed, so
+the time between two tokens of a running request is bounded by one chunk, however long or many the prompts that arrive.
 """
 
 from collections import OrderedDict, deque
@@ -107,6 +107,36 @@ class Decode:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Shared:
+    """One pass over chunks of several prompts and, for each row of `decode`, one token."""
+
+    prefills: tuple[Prefill, ...]
+    decode: Decode | None
+    padded_to: int
+    attention_length: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are no padding."""
+        return sum(len(one.tokens) for one in self.prefills) + len(self.rows)
+
+    @property
+    def rows(self) -> tuple[DecodeRow, ...]:
+        """Those of `decode`."""
+        return () if self.decode is None else self.decode.rows
+
+    @property
+    def ending(self) -> tuple[Prefill, ...]:
+        """Prompts that this pass completes; their first token follows."""
+        return tuple(one for one in self.prefills if one.is_last)
+
+    @property
+    def asking(self) -> tuple[str, ...]:
+        """Requests that get a token: those of `rows`, then those of `ending`."""
+        return (*(row.request_id for row in self.rows), *(one.request_id for one in self.ending))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
     """New tokens of one request."""
 
@@ -205,35 +235,87 @@ class Scheduler:
     @property
     def prefill_budget(self) -> int:
         """Padded prompt tokens to compute before the next decode; more than a chunk where nothing decodes."""
-        is_idle = not any(sequence.is_prefilled for sequence in self._running.values())
-        return self._buckets.chunks[-1] if is_idle else self._limits.chunk_tokens
+        return self._limits.chunk_tokens if self._is_decoding else self._buckets.chunks[-1]
+
+    @property
+    def _is_decoding(self) -> bool:
+        return any(sequence.is_prefilled for sequence in self._running.values())
 
     def next_prefill(self, *, budget: int) -> Prefill | None:
         """The next prefill chunk (of the request that came first) where it takes at most `budget` padded tokens."""
         sequence = next((one for one in self._running.values() if not one.is_prefilled), None)
         if sequence is None:
             return None
+        start, source = self._beginning(sequence)
+        left, largest = len(sequence.prompt) - start, self._buckets.chunks[-1]
+        # Larger than a chunk only whole: padding up to it would cost more than it saves.
+        is_long = left >= largest and budget >= largest
+        num_tokens = min(left, largest if is_long else self._limits.chunk_tokens)
+        padded_to = smallest_fit(num_tokens, self._buckets.chunks)
+        if padded_to > budget:
+            return None
+        length = smallest_fit(start + num_tokens, self._buckets.prefill_attention)
+        return self._chunk(sequence, start, source, num_tokens, padded_to=padded_to, attention_length=length)
+
+    def next_shared(self) -> Shared | None:
+        """A pass over all that can be computed now; None where passes are not shared or no prompt waits."""
+        if not self._buckets.shared:
+            return None
+        length = self._buckets.decode_attention[-1]
+        largest = self._buckets.shared[-1] - self._limits.slots
+        left = self._limits.chunk_tokens if self._is_decoding else largest
+        prefills: list[Prefill] = []
+        begun: list[Tokens] = []
+        for sequence in self._running.values():
+            if left == 0 or (not sequence.has_begun and any(self._begin_alike(sequence.prompt, one) for one in begun)):
+                break  # what begins like another prompt of this pass copies from it afterwards
+            if sequence.is_prefilled:
+                continue
+            start, source = self._beginning(sequence)
+            num_tokens = min(left, len(sequence.prompt) - start)
+            chunk = self._chunk(sequence, start, source, num_tokens, padded_to=num_tokens, attention_length=length)
+            prefills.append(chunk)
+            begun.append(sequence.prompt)
+            left -= num_tokens
+        if not prefills:
+            return None
+        decode = self.next_decode()
+        num_tokens = sum(len(one.tokens) for one in prefills) + (0 if decode is None else len(decode.rows))
+        padded_to = smallest_fit(num_tokens, self._buckets.shared)
+        return Shared(prefills=tuple(prefills), decode=decode, padded_to=padded_to, attention_length=length)
+
+    def _begin_alike(self, prompt: Tokens, other: Tokens) -> bool:
+        step = self._limits.reuse_granularity
+        return step > 0 and min(len(prompt), len(other)) > step and np.array_equal(prompt[:step], other[:step])
+
+    def _beginning(self, sequence: Running) -> tuple[int, Prefix | None]:
+        """Where the prompt goes on, and what is copied first."""
         start, source = sequence.num_cached, None
         if not sequence.has_begun:
             # Only now: what came before it, a choice of the same prompt perhaps, is computed by this time.
             source = self._slots.longest(sequence.prompt, beyond=Prefix(slot=sequence.slot, num_tokens=start))
             start = start if source is None else source.num_tokens
-        largest = self._buckets.chunks[-1]
-        # Larger than a chunk only whole: padding up to it would cost more than it saves.
-        is_long = len(sequence.prompt) - start >= largest and budget >= largest
-        tokens = sequence.request.prompt[start : start + (largest if is_long else self._limits.chunk_tokens)]
-        end = start + len(tokens)
-        padded_to = smallest_fit(len(tokens), self._buckets.chunks)
-        if padded_to > budget:
-            return None
+        return start, source
+
+    def _chunk(
+        self,
+        sequence: Running,
+        start: int,
+        source: Prefix | None,
+        num_tokens: int,
+        *,
+        padded_to: int,
+        attention_length: int,
+    ) -> Prefill:
+        end = start + num_tokens
         return Prefill(
             request_id=sequence.request.request_id,
             slot=sequence.slot,
-            tokens=tokens,
+            tokens=sequence.request.prompt[start:end],
             start=start,
             is_last=end == len(sequence.request.prompt),
             padded_to=padded_to,
-            attention_length=smallest_fit(end, self._buckets.prefill_attention),
+            attention_length=attention_length,
             is_first=not sequence.has_begun,
             copies_from=None if source is None else source.slot,
             copied_length=0 if source is None else smallest_fit(start, self._buckets.copies),

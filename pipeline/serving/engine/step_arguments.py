@@ -3,7 +3,8 @@
 Owns the host arrays and their padding. Knows nothing of devices. The one decision: a setting of `Sampling` enters its
 array here and nowhere else, for the sampler after a prefill and for decode alike.
 
-Shape suffixes: B batch, T chunk tokens, E stop ids, W 32-bit words of a mask, M adjusted tokens.
+Shape suffixes: B batch, T chunk tokens, N tokens of a shared pass, S slots, E stop ids, W 32-bit words of a mask, M
+adjusted tokens.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import numpy as np
 
 from pipeline.serving.engine.request import MAX_STOP_IDS, Sampling
 from pipeline.serving.engine.sampling import SamplingRows
-from pipeline.serving.engine.scheduler import Decode, Prefill
+from pipeline.serving.engine.scheduler import Decode, Prefill, Shared
 from pipeline.serving.engine.step_functions import Rows
 from pipeline.serving.engine.token_choice import ChoiceRows
 from pipeline.serving.engine.token_rules import NOT_SEEN, TokenRules
@@ -27,6 +28,32 @@ def prefill_arguments(step: Prefill) -> tuple[np.ndarray, np.ndarray]:
     tokens_BT = np.zeros((1, step.padded_to), np.int32)
     tokens_BT[0, : len(step.tokens)] = step.tokens
     return tokens_BT, np.asarray([step.slot, step.start, len(step.tokens)], np.int32)
+
+
+def shared_arguments(step: Shared, *, slots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The arguments of `StepFunctions.shared`.
+
+    Returns:
+        Token, slot and position of each row, int32 [3, N]; how many of them, and of the next, are no padding, int32
+        [2]; the rows that the tokens of `step.asking` follow, int32 [S].
+    """
+    placed_3N = np.zeros((3, step.padded_to), np.int32)
+    ends: list[int] = []
+    count = 0
+    for row in step.rows:
+        placed_3N[:, count] = row.token, row.slot, row.position
+        ends.append(count)
+        count += 1
+    for one in step.prefills:
+        within = slice(count, count + len(one.tokens))
+        placed_3N[0, within], placed_3N[1, within] = one.tokens, one.slot
+        placed_3N[2, within] = np.arange(one.start, one.start + len(one.tokens))
+        count += len(one.tokens)
+        if one.is_last:
+            ends.append(count - 1)
+    ends_S = np.zeros(slots, np.int32)
+    ends_S[: len(ends)] = ends
+    return placed_3N, np.asarray([count, len(ends)], np.int32), ends_S
 
 
 def copy_arguments(step: Prefill) -> tuple[np.ndarray, np.ndarray]:
@@ -102,6 +129,11 @@ def idle_choice(size: int, *, num_adjusted: int, num_tokens: int) -> ChoiceRows:
 def idle_prefill(size: int) -> tuple[np.ndarray, np.ndarray]:
     """Arguments of a chunk bucket that write nothing: no token counts."""
     return np.zeros((1, size), np.int32), np.zeros(3, np.int32)
+
+
+def idle_shared(size: int, *, slots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Arguments of a shared pass that writes nothing: no token counts."""
+    return np.zeros((3, size), np.int32), np.zeros(2, np.int32), np.zeros(slots, np.int32)
 
 
 def idle_decode(size: int) -> tuple[Rows, np.ndarray]:

@@ -4,7 +4,7 @@ Owns the functions that are traced for every bucket. Knows nothing of requests, 
 decision: several decode steps and the choice of their tokens are one loop on the device, and only token ids leave it.
 The logits of the last step are returned too, and stay on the device for `token_choice.py`.
 
-Shape suffixes: B batch, T chunk tokens, K decode steps, E stop ids, V vocabulary.
+Shape suffixes: B batch, T chunk tokens, N tokens of a shared pass, S slots, K decode steps, E stop ids, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -62,6 +62,28 @@ class StepFunctions:
                 slots_B=slot[None],
                 take_B=count[None] - 1,
             )
+
+    def shared(
+        self, leaves: Any, cache: Cache, placed_3N: Any, counts: Any, ends_S: Any, *, attention_length: int
+    ) -> tuple[jax.Array, Cache]:
+        """Tokens of several prompts and of rows that decode, each a row of its own; float32 logits [S, V].
+
+        `placed_3N` is int32: each token, its slot, its position. `ends_S` is int32: the tokens to give logits for.
+        `counts`, int32 [2]: how many of each are no padding; the first ones are those.
+        """
+        (token_N, slot_N, position_N), (num_tokens, num_ends) = placed_3N, counts
+        order_N = jnp.arange(token_N.shape[0], dtype=jnp.int32)
+        order_S = jnp.arange(ends_S.shape[0], dtype=jnp.int32)
+        with counting_rows(num_tokens, order_B=order_N), counting_rows(num_ends, order_B=order_S):
+            logits_SV, cache = self.rebuild(leaves).extend(
+                token_N[:, None],
+                cache=cache,
+                positions_BT=jnp.where(order_N < num_tokens, position_N, self.context)[:, None],
+                attention_length=attention_length,
+                slots_B=slot_N,
+                rows_M=ends_S,
+            )
+        return self.whole(logits_SV), cache
 
     def decode(
         self, leaves: Any, cache: Cache, rows: Rows, num_steps: Any, *, attention_length: int

@@ -1,6 +1,8 @@
 """Attention over the cache where it lies, against float64 and against the attention that copies it first."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,8 @@ from flax import nnx
 from pipeline.models.decoders.attention import View, attend_over_copy
 from pipeline.models.decoders.config import Layer
 from pipeline.models.decoders.model import Decoder
+from pipeline.models.decoders.rotary import rotation
+from pipeline.models.decoders.rotary_scaling import Rotary
 from pipeline.models.packed.attention import attend_in_place, read_cache_in_place
 from pipeline.models.registry import describe_config
 
@@ -33,14 +37,14 @@ def drawn(*shape: int, scale: float = 1.0) -> np.ndarray:
     return (np.random.default_rng(shape).normal(size=shape) * scale).astype(np.float32)
 
 
-def layer_of(window: int | None) -> Layer:
+def layer_of(window: int | None, *, rotary: Rotary | None = None) -> Layer:
     layer = describe_config(CONFIG).parsed.layers[0]
-    return dataclasses.replace(layer, window=window, scale=0.3)
+    return dataclasses.replace(layer, window=window, scale=0.3, rotary=rotary)
 
 
-def view_of(positions: list[int], slots: list[int] | None) -> View:
+def view_of(positions: list[int], slots: list[int] | None, *, turns: Mapping[Rotary, Any] | None = None) -> View:
     return View(
-        turns={},
+        turns=turns or {},
         positions_BT=jnp.asarray(positions, jnp.int32)[:, None],
         slots_B=None if slots is None else jnp.asarray(slots, jnp.int32),
         attention_length=POSITIONS,
@@ -48,9 +52,16 @@ def view_of(positions: list[int], slots: list[int] | None) -> View:
 
 
 def attended(q, keys, values, *, positions, slots, window, by=attend_in_place):
+    """Over a cache that holds the rows' own keys and values already, which are written again."""
     view = view_of(positions, slots)
-    function = jax.jit(lambda q, k, v: by(q, k, v, layer=layer_of(window), view=view, softcap=None))
-    return np.asarray(function(q, keys, values))
+    rows = np.asarray(slots if slots else range(len(positions)))
+    own = [part[rows, :, np.minimum(positions, POSITIONS - 1)][:, None] for part in (keys, values)]
+    more = {"layer": layer_of(window), "view": view, "softcap": None, "in_float32": False}
+    function = jax.jit(lambda *given: by(*given, **more), donate_argnums=(3, 4))
+    mixed, *cache = function(q, *own, jnp.array(keys), jnp.array(values))
+    for found, before in zip(cache, (keys, values), strict=True):
+        np.testing.assert_array_equal(found, before)
+    return np.asarray(mixed)
 
 
 def exact(q, keys, values, *, positions, slots, window):
@@ -84,6 +95,33 @@ def test_every_row_attends_over_what_its_sequence_has(target: str, heads: tuple[
         copied = attended(q, keys, values, **given, by=attend_over_copy)
         assert np.abs(found - copied)[real].max() / np.abs(right).max() < TOLERANCE
         assert not found[6].any()
+
+
+@pytest.mark.parametrize("num_turning", [0, 8, 32, 64])
+def test_new_keys_and_values_enter_the_cache_rotated_before_any_row_looks(target: str, num_turning: int) -> None:
+    positions, slots = [40, 41, 42, 7, POSITIONS, 43], [2, 2, 2, 0, 1, 2]  # four rows of one sequence, one is padding
+    frequencies = 1.0 / 10_000 ** (np.arange(num_turning // 2) / 64)
+    turn = rotation(jnp.asarray(positions)[:, None], frequencies_F=frequencies.astype(np.float32))
+    rotary = describe_config(CONFIG).parsed.layers[0].rotary if num_turning else None
+    given = {
+        "layer": layer_of(None, rotary=rotary),
+        "view": view_of(positions, slots, turns={rotary: turn} if rotary else {}),
+        "softcap": None,
+        "in_float32": False,
+    }
+    new = drawn(6, 1, 9, 64, scale=2), drawn(6, 1, 3, 64), drawn(6, 1, 3, 64, scale=3)
+    before = drawn(4, 3, POSITIONS, 64), drawn(4, 3, POSITIONS, 64, scale=2)
+    found, right = (
+        jax.jit(lambda *rest, by=by: by(*rest, **given), donate_argnums=(3, 4))(*new, *map(jnp.array, before))
+        for by in (attend_in_place, attend_over_copy)
+    )
+    real = [row for row, position in enumerate(positions) if position < POSITIONS]
+    for one, other in zip([found[0][real, :], *found[1:]], [right[0][real, :], *right[1:]], strict=True):
+        assert np.abs(one - other).max() / np.abs(other).max() < TOLERANCE
+    assert not np.asarray(found[0])[4].any()
+    differs = [(np.asarray(part) != old).any(axis=(1, 3)) for part, old in zip(found[1:], before, strict=True)]
+    changed = [np.argwhere(where).tolist() for where in differs]
+    assert changed == [[[0, 7], [2, 40], [2, 41], [2, 42], [2, 43]]] * 2
 
 
 def test_a_row_gets_the_same_bits_alone_and_among_others(target: str) -> None:

@@ -174,6 +174,20 @@ def test_rows_that_are_padding_are_not_computed_wherever_they_are(target: str, l
     np.testing.assert_array_equal(np.asarray(others), first, err_msg="a product of other rows computes all of them")
 
 
+def test_products_of_each_number_of_rows_have_a_count_of_their_own(target: str) -> None:
+    packed = pack(jnp.asarray(drawn(64, 101)))
+    many, few = np.arange(24, dtype=np.int32), np.arange(4, dtype=np.int32)
+
+    @jax.jit
+    def counted(x: jax.Array) -> list[jax.Array]:
+        with counting_rows(19, order_B=many), counting_rows(2, order_B=few):
+            return [packed_product(x[:rows], packed, num_out=101) for rows in (24, 4, 7)]
+
+    found = counted(drawn(24, 64))
+    assert [int(np.asarray(made).any(axis=1).sum()) for made in found] == [19, 2, 7]
+    assert np.asarray(found[0])[:19].any(axis=1).all() and np.asarray(found[1])[:2].any(axis=1).all()
+
+
 def test_without_a_compiler_the_reason_names_what_was_looked_for(tmp_path: Path) -> None:
     library = build(tmp_path, headers=HEADERS, environment={"PATH": str(tmp_path)})
     assert library.path is None
