@@ -1,13 +1,17 @@
 """Rows are split into passes: every row once, little padding, only compiled shapes."""
 
+import functools
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.serving.engine.buckets import smallest_fit
 from pipeline.serving.engine.forward_executor import batch_sizes, length_sizes
 from pipeline.serving.engine.passes import Pass, PassShapes
 
-SPLITTING = PassShapes(batches=(1, 4, 16, 32), lengths=(16, 32, 48, 64, 96, 128), most_tokens=1024)
+SPLITTING = PassShapes(batches=(1, 4, 16, 32), lengths=(16, 32, 48, 64, 96, 128), most_tokens=1024, tokens_of_pass=12)
 WHOLE = PassShapes(batches=(1, 4, 16, 32), lengths=(16, 32, 64, 128))
 
 
@@ -21,14 +25,26 @@ def test_every_row_is_in_one_pass_of_a_compiled_shape_that_holds_it(lengths, sha
         assert max(lengths[row] for row in one.rows) <= one.length
 
 
-@given(st.lists(st.integers(1, 128), min_size=1, max_size=64))
-def test_where_padding_costs_no_pass_is_mostly_padding(lengths):
-    for one in SPLITTING.split(lengths):
-        assert len(one.rows) >= one.batch * 3 / 4
-        assert one.batch * one.length <= 1024
+def cost(passes, shapes):
+    return sum(shapes.tokens_of_pass + one.batch * one.length for one in passes)
 
 
-def test_rows_of_like_length_go_together_and_a_batch_is_split_sooner_than_padded():
+@given(st.lists(st.integers(1, 128), min_size=1, max_size=64), st.sampled_from([0, 12, 64, 1000]))
+def test_no_other_split_of_rows_in_order_costs_less(lengths, tokens_of_pass):
+    shapes = replace(SPLITTING, tokens_of_pass=tokens_of_pass)
+    padded = sorted((smallest_fit(length, shapes.lengths) for length in lengths), reverse=True)
+
+    @functools.cache
+    def least(begin):
+        if begin >= len(padded):
+            return 0
+        sizes = shapes.batches_of(padded[begin])
+        return min(tokens_of_pass + size * padded[begin] + least(begin + size) for size in sizes)
+
+    assert cost(shapes.split(lengths), shapes) == least(0)
+
+
+def test_rows_of_like_length_go_together_where_a_pass_costs_little():
     assert SPLITTING.split([10, 40, 12, 9, 41]) == [
         Pass(rows=(4,), batch=1, length=48),
         Pass(rows=(1,), batch=1, length=48),
@@ -36,8 +52,16 @@ def test_rows_of_like_length_go_together_and_a_batch_is_split_sooner_than_padded
     ]
 
 
+def test_rows_of_any_length_go_together_where_a_pass_costs_more_than_padding():
+    shapes = replace(SPLITTING, tokens_of_pass=64)
+    assert shapes.split([10, 40, 12, 9, 41]) == [
+        Pass(rows=(4, 1, 2, 0), batch=4, length=48),
+        Pass(rows=(3,), batch=1, length=16),
+    ]
+
+
 def test_shorter_rows_take_places_that_are_left_over():
-    assert SPLITTING.split([40, 41, 42, 9]) == [Pass(rows=(2, 1, 0, 3), batch=4, length=48)]
+    assert replace(SPLITTING, tokens_of_pass=40).split([40, 41, 42, 9]) == [Pass(rows=(2, 1, 0, 3), batch=4, length=48)]
 
 
 def test_where_a_pass_costs_the_same_whatever_is_in_it_all_rows_are_one():

@@ -80,6 +80,8 @@ class ForwardExecutor:
         """
         self.shapes = shapes
         self._is_packed = choose_products(platform=device.platform, dtype=dtype).is_packed
+        mask = shapes.inputs.get(MASK)
+        self._counts_tokens = self._is_packed and mask is not None and mask.shape == (LENGTH,)
         graph, state = nnx.split(self._served(model))
         self._names, leaves = _named(state)
         tree = jax.tree.structure(state)
@@ -139,8 +141,7 @@ class ForwardExecutor:
 
     def _counting(self, inputs: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Nobody reads what a text encoder computes of padding, and no other row sees it."""
-        form = self.shapes.inputs.get(MASK)
-        if not self._is_packed or form is None or form.shape != (LENGTH,):
+        if not self._counts_tokens:
             return nullcontext()
         count, order = real_rows(inputs[MASK])
         return counting_rows(count, order_B=order)
@@ -194,10 +195,13 @@ class ForwardExecutor:
         return results
 
     def _inputs(self, rows: Sequence[Row], one: Pass) -> dict[str, np.ndarray]:
-        return {
+        inputs = {
             name: self._padded([rows[row].inputs[name] for row in one.rows], form, batch=one.batch, length=one.length)
             for name, form in self.shapes.inputs.items()
         }
+        if self._counts_tokens:
+            inputs[MASK][len(one.rows) :] = 0
+        return inputs
 
     def _padded(self, values: Sequence[np.ndarray], form: InputForm, *, batch: int, length: int) -> np.ndarray:
         """[B, ...]; unused rows are copies of the first, so that nothing in them can be out of range."""
