@@ -3,16 +3,17 @@
 Owns the sides, the proof that all compute the same, and what ours is charged with. The one decision: a side is timed
 only after its losses of the first steps were those of ours. Against the bare loop ours is charged with its share of a
 checkpoint at the default cadence, though none falls into a measured round; no other side is, nor is ours against them.
+Every round has new ranks: where the memory of a process lies decides over several percent of its speed, for its life.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
 
 from pipeline.diagnostics.bench_result import BenchRow
 from pipeline.diagnostics.bench_train_gang import Gang
 from pipeline.diagnostics.bench_train_material import CHECKPOINT_EVERY_STEPS, Material, Measured
-from pipeline.diagnostics.bench_turns import Figures, Measure, RowSpec, make_row, take_turns
+from pipeline.diagnostics.bench_turns import Figures, Measure, Rounds, RowSpec, make_row, take_turns
 from pipeline.errors import PipelineError, StageError
 
 BARE_BAR = 0.98
@@ -35,13 +36,28 @@ _COMPARED_STEPS = 5
 """Steps whose losses are compared; four updates lie before the last of them."""
 LOSS_TOLERANCE = 1e-5
 """Between sides, nats. Measured: 3e-7 at step 5; an update that is left out moves the loss by 0.3."""
-_TURNS_A_ROUND = 2
+_TURNS_A_ROUND = 4
 _STEADY, _CHARGED = "tokens_per_second", "tokens_per_second_with_checkpoints"
 
 
 def measure(material: Material) -> Measured:
     """Tokens per second of every side, on ranks with one thread each."""
     present = {name: loop for name, loop in SIDES.items() if name not in _NEEDS or find_spec(_NEEDS[name])}
+    rounds = [_measure_round(present, material) for _ in range(material.rounds)]
+    measured = {name: _joined([one[name] for one in rounds]) for name in present}
+    size = f"{material.model.stem}, {material.world_size} ranks, {material.global_batch_tokens} tokens a step"
+    rows = []
+    for name, (shown, bar) in _PEERS.items():
+        metric = _CHARGED if name == BARE else _STEADY
+        spec = RowSpec(
+            name=f"speed, {size}", unit="tokens/s", metric=metric, peer_metric=_STEADY, peers={name: shown}, bar=bar
+        )
+        missing = BenchRow(name=spec.name, unit=spec.unit, ours=None, peer_name=shown, peer=None, bar=bar)
+        rows.append(make_row(spec, measured=measured) if name in present else missing)
+    return Measured(rows=tuple(rows))
+
+
+def _measure_round(present: Mapping[str, str], material: Material) -> dict[str, Rounds]:
     with ExitStack() as stack:
         job = material.job("speed")
         gangs = {
@@ -57,17 +73,17 @@ def measure(material: Material) -> Measured:
             name: _measure(gang, material, charged=share if name == OURS else 0.0, problem=compared[name])
             for name, gang in gangs.items()
         }
-        measured = take_turns(sides, rounds=_TURNS_A_ROUND * material.rounds, warm_up=False)
-    size = f"{material.model.stem}, {material.world_size} ranks, {material.global_batch_tokens} tokens a step"
-    rows = []
-    for name, (shown, bar) in _PEERS.items():
-        metric = _CHARGED if name == BARE else _STEADY
-        spec = RowSpec(
-            name=f"speed, {size}", unit="tokens/s", metric=metric, peer_metric=_STEADY, peers={name: shown}, bar=bar
-        )
-        missing = BenchRow(name=spec.name, unit=spec.unit, ours=None, peer_name=shown, peer=None, bar=bar)
-        rows.append(make_row(spec, measured=measured) if name in present else missing)
-    return Measured(rows=tuple(rows))
+        return take_turns(sides, rounds=_TURNS_A_ROUND, warm_up=False)
+
+
+def _joined(rounds: Sequence[Rounds]) -> Rounds:
+    """All turns of one side; why there are none where a round has none."""
+    figures: list[Figures] = []
+    for one in rounds:
+        if isinstance(one, str):
+            return one
+        figures.extend(one)
+    return figures
 
 
 def _compare(gangs: Mapping[str, Gang], material: Material) -> dict[str, str]:
