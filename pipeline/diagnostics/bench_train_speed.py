@@ -43,7 +43,7 @@ _STEADY, _CHARGED = "tokens_per_second", "tokens_per_second_with_checkpoints"
 def measure(material: Material) -> Measured:
     """Tokens per second of every side, on ranks with one thread each."""
     present = {name: loop for name, loop in SIDES.items() if name not in _NEEDS or find_spec(_NEEDS[name])}
-    rounds = [_measure_round(present, material) for _ in range(material.rounds)]
+    rounds = [_measure_round(present, material, number) for number in range(material.rounds)]
     measured = {name: _joined([one[name] for one in rounds]) for name in present}
     size = f"{material.model.stem}, {material.world_size} ranks, {material.global_batch_tokens} tokens a step"
     rows = []
@@ -57,9 +57,9 @@ def measure(material: Material) -> Measured:
     return Measured(rows=tuple(rows))
 
 
-def _measure_round(present: Mapping[str, str], material: Material) -> dict[str, Rounds]:
+def _measure_round(present: Mapping[str, str], material: Material, number: int) -> dict[str, Rounds]:
     with ExitStack() as stack:
-        job = material.job("speed")
+        job = material.job(f"speed-{number}")
         gangs = {
             name: stack.enter_context(Gang(name, loop, job=job, world_size=material.world_size))
             for name, loop in present.items()

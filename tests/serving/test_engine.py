@@ -23,7 +23,7 @@ def executor(executors, request):
     return executors(request.param)
 
 
-def request(name, prompt, num, **how):
+def asked(name, prompt, num, **how):
     return Request(request_id=name, prompt=tuple(prompt), sampling=Sampling(max_tokens=num, temperature=0.0, **how))
 
 
@@ -38,7 +38,7 @@ def test_what_serves_on_a_cpu_is_packed_where_it_can_be(executor):
 def test_one_request_has_the_tokens_of_the_plain_greedy_loop(engine, model, tokenizer, length, num):
     reader = Reader()
     prompt = prompt_of(length, seed=length)
-    engine.submit(request("a", prompt, num), sink=reader)
+    engine.submit(asked("a", prompt, num), sink=reader)
     reader.wait(1)
     expected = greedy(model, prompt, num)
     assert reader.text("a") == tokenizer.decode(expected)
@@ -50,10 +50,31 @@ def test_eight_requests_of_different_lengths_have_the_tokens_each_has_alone(engi
     reader = Reader()
     wanted = {f"r{index}": (prompt_of(3 + 17 * index, seed=index), 4 + 3 * index) for index in range(8)}
     for name, (prompt, num) in wanted.items():
-        engine.submit(request(name, prompt, num), sink=reader)
+        engine.submit(asked(name, prompt, num), sink=reader)
     reader.wait(8)
     for name, (prompt, num) in wanted.items():
         assert reader.text(name) == tokenizer.decode(greedy(model, prompt, num)), name
+
+
+def test_prompts_and_decoding_share_passes_where_the_cache_is_read_in_place(engine, executors, request):
+    is_shared = request.node.callspec.params["executor"]
+    assert bool(executors(is_shared).buckets.shared) == (is_shared and support().attention is not None)
+    reader = Reader()
+    engine.submit(asked("a", prompt_of(40), 30), sink=reader)
+    reader.wait_for_chunk("a")
+    engine.submit(asked("b", prompt_of(60, seed=1), 5), sink=reader)
+    reader.wait(2)
+    num = {kind: engine.metrics.value("engine_steps_total", label=kind) for kind in ("shared", "prefill", "decode")}
+    assert (num["shared"] > 0, num["prefill"] > 0) == (is_shared, not is_shared) and num["decode"] > 0
+
+
+def test_nothing_copies_a_layer_of_the_cache_to_write_into_it(executor):
+    layer = sum(part.nbytes for part in executor._cache[0])
+    for (kind, size, _), compiled in executor._table.items():
+        if kind in ("decode", "shared", "prefill"):
+            taken = compiled.memory_analysis()
+            assert taken.alias_size_in_bytes == len(executor._cache) * layer
+            assert taken.temp_size_in_bytes < layer, (kind, size)
 
 
 def test_a_seed_gives_the_same_text_alone_and_in_company(engine):
@@ -65,7 +86,7 @@ def test_a_seed_gives_the_same_text_alone_and_in_company(engine):
             Request(request_id="a", prompt=tuple(prompt_of(9)), sampling=Sampling(max_tokens=24, **how)), sink=reader
         )
         for index in range(company):
-            engine.submit(request(f"c{index}", prompt_of(5 + index, seed=index), 20), sink=reader)
+            engine.submit(asked(f"c{index}", prompt_of(5 + index, seed=index), 20), sink=reader)
         reader.wait(1 + company)
         return reader.text("a")
 
@@ -78,7 +99,7 @@ def test_a_stop_token_ends_the_completion_and_is_not_part_of_the_text(engine, mo
     stop = tokens[5]
     kept = tokens[: tokens.index(stop)]
     reader = Reader()
-    engine.submit(request("a", prompt, 12, stop_ids=(stop,)), sink=reader)
+    engine.submit(asked("a", prompt, 12, stop_ids=(stop,)), sink=reader)
     reader.wait(1)
     assert reader.finish("a") is FinishReason.STOP
     assert reader.text("a") == tokenizer.decode(kept)
@@ -89,7 +110,7 @@ def test_a_stop_string_cuts_the_text_and_frees_the_slot(engine, model, tokenizer
     whole = tokenizer.decode(greedy(model, prompt, 40))
     stop = whole[10:13]
     reader = Reader()
-    engine.submit(request("a", prompt, 40, stop=(stop,)), sink=reader)
+    engine.submit(asked("a", prompt, 40, stop=(stop,)), sink=reader)
     reader.wait(1)
     assert reader.text("a") == whole[: whole.index(stop)]
     assert reader.finish("a") is FinishReason.STOP
@@ -132,7 +153,7 @@ def test_a_compile_on_the_engine_thread_is_counted_and_fails_a_strict_engine(exe
     made = Engine(Compiling(), decoder=tokenizer, limits=executor.limits, metrics=metrics, strict=True)
     made.start()
     reader = Reader()
-    made.submit(request("a", [1, 2], 1), sink=reader)
+    made.submit(asked("a", [1, 2], 1), sink=reader)
     reader.wait(1)
     eventually(lambda: made.status().failure is not None)
     assert metrics.value("compile_events_total", label="serving") >= 1
@@ -153,8 +174,8 @@ def test_an_exception_inside_one_request_fails_that_request_alone(executor, warm
     made = Engine(warm(executor), decoder=Touchy(), limits=executor.limits, metrics=Metrics(model="tiny"))
     made.start()
     reader = Reader()
-    made.submit(request("bad", bad, 12), sink=reader)
-    made.submit(request("good", good, 12), sink=reader)
+    made.submit(asked("bad", bad, 12), sink=reader)
+    made.submit(asked("good", good, 12), sink=reader)
     reader.wait(2)
     assert reader.finish("bad") is FinishReason.ERROR
     assert "no text for this token" in reader.chunks["bad"][-1].error
@@ -166,12 +187,12 @@ def test_an_exception_inside_one_request_fails_that_request_alone(executor, warm
 
 def test_draining_finishes_what_runs_and_takes_nothing_new(executor, tokenizer, engine):
     reader = Reader()
-    engine.submit(request("a", prompt_of(20), 100), sink=reader)
+    engine.submit(asked("a", prompt_of(20), 100), sink=reader)
     stopping = threading.Thread(target=lambda: engine.stop(drain_seconds=WAIT_SECONDS))
     stopping.start()
     eventually(lambda: not engine.status().is_ready)
     with pytest.raises(EngineUnavailable, match="shutting down"):
-        engine.submit(request("b", [1], 1), sink=reader)
+        engine.submit(asked("b", [1], 1), sink=reader)
     stopping.join()
     assert reader.finish("a") is FinishReason.LENGTH
 
@@ -180,7 +201,7 @@ def test_a_full_queue_refuses(executor, tokenizer, engine):
     reader = Reader()
     with pytest.raises(EngineUnavailable, match="wait already"):
         for index in range(1000):
-            engine.submit(request(str(index), prompt_of(100), 50), sink=reader)
+            engine.submit(asked(str(index), prompt_of(100), 50), sink=reader)
     for index in range(1000):
         engine.cancel(str(index))
     eventually(lambda: engine.why_unbalanced() is None)

@@ -3,6 +3,8 @@
 import random
 from dataclasses import replace
 
+import pytest
+
 from pipeline.serving.engine.buckets import Buckets, smallest_fit
 from pipeline.serving.engine.request import FinishReason, Request, Sampling
 from pipeline.serving.engine.scheduler import Limits, Scheduler
@@ -257,6 +259,90 @@ def test_beside_rows_that_decode_a_pass_takes_one_chunk_of_prompts():
     assert [(one.start, len(one.tokens), one.is_last) for one in third.prefills] == [(14, 56, True)]
     assert take_in(scheduler, third) == ("a", "c", "d")
     assert scheduler.next_shared() is None and scheduler.next_decode().steps == 4
+
+
+def test_prompts_whose_beginning_is_cached_share_a_pass():
+    alike = [request(name, 40 + index, 9) for index, name in enumerate("abc")]
+    other = replace(request("d", 30, 9), prompt=tuple(range(100, 130)))
+    scheduler = sharing(*alike, other, prefix_granularity=16)
+    first = scheduler.next_shared()
+    assert [one.request_id for one in first.prefills] == ["a", "d"]  # who waits for a beginning holds nobody up
+    take_in(scheduler, first)
+    second = scheduler.next_shared()
+    assert [(one.request_id, one.start, one.copies_from) for one in second.prefills] == [("b", 32, 0), ("c", 32, 0)]
+
+
+@pytest.mark.parametrize("granularity", [0, 4])
+@pytest.mark.parametrize("slots", [1, 3])
+def test_every_token_of_ten_thousand_shared_passes_sees_its_own_beginning(slots, granularity):
+    """The device is played by lists: what each slot's cache holds, position by position."""
+    rng = random.Random(slots + granularity)
+    limits = Limits(slots=slots, context=48, chunk_tokens=8, decode_steps=4, prefix_granularity=granularity)
+    buckets = Buckets.for_limits(slots=slots, context=48, chunk_tokens=8, reads_in_place=True, copies_prefixes=True)
+    scheduler = Scheduler(limits, buckets=buckets)
+    caches = [[None] * limits.context for _ in range(slots)]
+    whole = {}  # every token of a request that is not finished
+
+    def compute(rows):
+        for _, slot, position, token in rows:
+            caches[slot][position] = token
+        for name, slot, position, _ in rows:
+            assert caches[slot][: position + 1] == whole[name][: position + 1]
+
+    def note(progress):
+        for one in progress:
+            whole[one.request_id].extend(one.tokens)
+            if one.finish:
+                del whole[one.request_id]
+
+    num_shared = num_copies = 0
+    for number in range(2500):
+        if len(whole) < 5 and rng.random() < 0.6:
+            length = rng.randint(1, 30)
+            prompt = tuple([7] * (length // 2) + [rng.randint(0, 2) for _ in range(length - length // 2)])
+            sampling = Sampling(max_tokens=rng.randint(1, 9))
+            scheduler.add(Request(request_id=f"r{number}", prompt=prompt, sampling=sampling), now=0.0)
+            whole[f"r{number}"] = list(prompt)
+        if whole and rng.random() < 0.05:
+            gone = rng.choice(sorted(whole))
+            scheduler.remove(gone)
+            del whole[gone]
+        scheduler.admit(now=0.0)
+        step = scheduler.next_shared()
+        if step is not None:
+            num_shared += 1
+            assert step.num_tokens <= step.padded_to and len(step.asking) <= slots
+            for one in step.prefills:
+                if one.copies_from is not None:
+                    num_copies += 1
+                    caches[one.slot][: one.copied_length] = caches[one.copies_from][: one.copied_length]
+            rows = [(row.request_id, row.slot, row.position, row.token) for row in step.rows]
+            for one in step.prefills:
+                places = range(one.start, one.start + len(one.tokens))
+                rows += [(one.request_id, one.slot, *at) for at in zip(places, one.tokens, strict=True)]
+            compute(rows)
+            if step.decode is not None:
+                note(scheduler.decoded(step.decode, tokens=[[rng.randint(0, 2)] for _ in step.rows]))
+            for one in step.prefills:
+                progress = scheduler.prefilled(one, tokens=[rng.randint(0, 2)])
+                note([progress] if progress else [])
+        elif (decode := scheduler.next_decode()) is not None:
+            compute([(row.request_id, row.slot, row.position, row.token) for row in decode.rows])
+            note(scheduler.decoded(decode, tokens=[[rng.randint(0, 2)] for _ in decode.rows]))
+        assert scheduler.why_unbalanced() is None
+        assert set(scheduler.request_ids) == set(whole)
+    assert num_shared > 400
+    assert (num_copies > 50) == (granularity > 0 and slots > 1)
+
+
+def test_where_experts_compute_padding_only_full_passes_are_large():
+    buckets = Buckets.for_limits(slots=4, context=512, chunk_tokens=64, reads_in_place=True, has_experts=True)
+    assert buckets.shared == (20, 36, 68, 260)
+    for length, padded_to in ((80, 68), (300, 260)):
+        scheduler = Scheduler(replace(LIMITS, slots=4), buckets=buckets)
+        scheduler.add(request("a", length, 9), now=0.0)
+        scheduler.admit(now=0.0)
+        assert scheduler.next_shared().padded_to == padded_to
 
 
 def test_a_prompt_that_begins_like_another_of_the_pass_waits_and_copies_from_it():

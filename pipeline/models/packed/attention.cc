@@ -205,8 +205,8 @@ struct Attention {
       Rotate(q + place + head * head_dim, turned.data() + head * head_dim, cosines + row * turning,
              sines + row * turning, turning, head_dim);
     }
-    (is_wide ? Group512 : Group2)(turned.data(), keys + of_group, values + of_group, mixed + place, scores.data(), from, to,
-                                  head_dim, per_group, scale);
+    (is_wide ? Group512 : Group2)(turned.data(), keys + of_group, values + of_group, mixed + place, scores.data(), from,
+                                  to, head_dim, per_group, scale);
   }
 };
 
@@ -219,15 +219,15 @@ ffi::Error Run(ffi::ThreadPool pool, In q, In k, In v, In keys, In values, Numbe
   const auto of_q = q.dimensions(), of_k = k.dimensions(), of_v = v.dimensions(), of_cache = keys.dimensions();
   const auto of_values = values.dimensions(), of_cosines = cosines.dimensions(), of_sines = sines.dimensions();
   const auto alike = [](const auto& a, const auto& b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); };
-  if (of_q.size() != 4 || of_k.size() != 4 || !alike(of_k, of_v) || of_cache.size() != 4 || !alike(of_cache, of_values) ||
-      of_q[3] != of_cache[3] || of_q[3] % kLanes != 0 || of_cache[1] == 0 || of_q[2] % of_cache[1] != 0 ||
-      of_k[0] != of_q[0] || of_k[1] != of_q[1] || of_k[2] != of_cache[1] || of_k[3] != of_q[3] ||
+  if (of_q.size() != 4 || of_k.size() != 4 || !alike(of_k, of_v) || of_cache.size() != 4 ||
+      !alike(of_cache, of_values) || of_q[3] != of_cache[3] || of_q[3] % kLanes != 0 || of_cache[1] == 0 ||
+      of_q[2] % of_cache[1] != 0 || of_k[0] != of_q[0] || of_k[1] != of_q[1] || of_k[2] != of_cache[1] || of_k[3] != of_q[3] ||
       of_cosines.size() != 4 || !alike(of_cosines, of_sines) || of_cosines[0] != of_q[0] || of_cosines[1] != of_q[1] ||
       of_cosines[2] != 1 || 2 * of_cosines[3] > of_q[3] ||
       static_cast<int64_t>(slots.element_count()) != of_q[0] * of_q[1] ||
       positions.element_count() != slots.element_count() || mixed->element_count() != q.element_count()) {
     return ffi::Error::InvalidArgument(
-        "q, k and v [batch, tokens, heads, head_dim] do not fit keys and values [slots, kv_heads, positions, head_dim]");
+        "q, k, v [batch, tokens, heads, head_dim] do not fit keys and values [slots, kv_heads, positions, head_dim]");
   }
   if (new_keys->typed_data() != keys.typed_data() || new_values->typed_data() != values.typed_data()) {
     return ffi::Error::Internal("the cache was copied before it is written");
@@ -255,7 +255,8 @@ ffi::Error Run(ffi::ThreadPool pool, In q, In k, In v, In keys, In values, Numbe
   attention.Write();
   int64_t seen = 0;
   for (int64_t row = 0; row < attention.rows; ++row) {
-    seen += std::clamp<int64_t>(attention.positions[row] + 1, 0, of_cache[2]);
+    const int64_t position = attention.positions[row];
+    if (position >= 0 && position < of_cache[2]) seen += position + 1;
   }
   const int64_t numbers = 2 * seen * of_cache[1] * of_cache[3];
   const int64_t threads = std::min<int64_t>(pool.num_threads(), numbers / kNumbersOfThread);

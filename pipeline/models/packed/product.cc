@@ -100,8 +100,8 @@ AVX2 void Tile2(const float* const* x, const float* w, float* const* y, const Sh
   for (int first = 0; first < columns && first < kColumns; first += 16) Tile2<R>(x, w, y, s, columns, first);
 }
 
-// Some rows of one block, in tiles of as much the same height as can be: a tile of one row takes as long as one of four.
-// The second to fourth tile, which find `w` in the cache, fetch a third of `next` each, so that its first tile does too.
+// Some rows of one block, in tiles of as much the same height as can be: one of one row takes as long as one of four.
+// The second to fourth tile, which find `w` in the cache, fetch a third of `next` each, so its first tile does too.
 __attribute__((target("avx512f"))) void Block512(const float* const* x, const float* w, float* const* y, const Shape& s,
                                                   int64_t columns, int64_t rows, const float* next) {
   const int64_t all = (rows + kRowsOfWide - 1) / kRowsOfWide;
@@ -215,8 +215,8 @@ ffi::Error RunWide(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ff
   return Run(pool, x, w, order, count, y, true);
 }
 
-ffi::Error RunNarrow(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w, ffi::Buffer<ffi::S32> order,
-                     ffi::Buffer<ffi::S32> count, ffi::ResultBuffer<ffi::F32> y) {
+ffi::Error RunNarrow(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w,
+                     ffi::Buffer<ffi::S32> order, ffi::Buffer<ffi::S32> count, ffi::ResultBuffer<ffi::F32> y) {
   return Run(pool, x, w, order, count, y, false);
 }
 

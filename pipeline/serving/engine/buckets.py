@@ -24,7 +24,7 @@ LONG_CONTEXT = 16384
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buckets:
-    """Shapes of decode (batch by attention length), prefill (chunk by attention length) and copied prefixes."""
+    """Shapes of decode and prefill (each by attention length), of passes that do both, and of copied prefixes."""
 
     decode_batches: tuple[int, ...]
     decode_attention: tuple[int, ...]
@@ -38,6 +38,8 @@ class Buckets:
     shared: tuple[int, ...] = ()
     """Tokens of a pass that extends prompts and decodes at once, in place of chunks. Each attends as a row of its own,
     so it is for attention in place alone."""
+    computes_padding: bool = False
+    """What fills up a shared pass costs as much as a token: experts compute it."""
 
     @classmethod
     def for_limits(
@@ -50,6 +52,7 @@ class Buckets:
         copies_prefixes: bool = False,
         is_deterministic: bool = False,
         reads_in_place: bool = False,
+        has_experts: bool = False,
     ) -> "Buckets":
         """The sets for a server of these limits.
 
@@ -61,7 +64,7 @@ class Buckets:
 
         Where attention reads the cache in place (`pipeline.models.packed.attention`), its length is what a sequence has
         and one executable does for all: 10 in place of 23 for a context of 1,024. What fills up a pass costs little
-        there, so prompts and decoding share passes of few sizes.
+        there, so prompts and decoding share passes of few sizes; of more where experts compute it.
         """
         if is_deterministic:
             return cls(
@@ -83,14 +86,15 @@ class Buckets:
             decode_attention=(context,) if reads_in_place else steps(smallest, context, factor=2),
             chunks=() if reads_in_place else chunks,
             prefill_attention=() if reads_in_place else prefill_attention,
-            shared=_shared(chunks, chunk_tokens=chunk_tokens, slots=slots) if reads_in_place else (),
+            shared=tuple(size + slots for size in _shared(chunks, chunk_tokens, has_experts)) if reads_in_place else (),
+            computes_padding=has_experts,
             adjusted=(FEW_ADJUSTED,) if context > LONG_CONTEXT else (),
             copies=prefill_attention if copies_prefixes else (),
         )
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """Batches of logits from which tokens are chosen: that of a prompt's last chunk, and those of decode."""
+        """Batches of logits from which tokens are chosen: of a prompt's last chunk, of decode and of shared passes."""
         return tuple(sorted({1, *self.decode_batches}))
 
     @property
@@ -102,9 +106,8 @@ class Buckets:
         return num_decode + num_prefill + len(self.shared) + len(self.copies) + num_choose
 
 
-def _shared(chunks: Sequence[int], *, chunk_tokens: int, slots: int) -> tuple[int, ...]:
-    """For the smallest, the usual and the largest chunk, each with a row for every slot."""
-    return tuple(sorted({size + slots for size in (chunks[0], chunk_tokens, chunks[-1])}))
+def _shared(chunks: Sequence[int], chunk_tokens: int, has_experts: bool) -> list[int]:
+    return sorted({*chunks} if has_experts else {chunks[0], chunk_tokens, chunks[-1]})
 
 
 def smallest_fit(needed: int, sizes: Sequence[int]) -> int:

@@ -89,12 +89,14 @@ class PrefixIndex:
         self._held = [_NOTHING] * len(self._held)
 
     def _common(self, slot: int, prompt: Tokens) -> int:
-        """Tokens that the prompt and the slot begin with alike; at least the prompt's last is left to compute."""
-        step = self._granularity
-        held = self._held[slot]
-        longest = min(len(held), len(prompt) - 1)
-        if not step or longest < step or not np.array_equal(held[:step], prompt[:step]):
-            return 0
-        differs = held[step:longest] != prompt[step:longest]
-        first = int(np.argmax(differs)) if differs.any() else longest - step
-        return (step + first) // step * step
+        return common_beginning(self._held[slot], prompt, granularity=self._granularity)
+
+
+def common_beginning(held: Tokens, prompt: Tokens, *, granularity: int) -> int:
+    """Tokens that both begin with, in multiples of `granularity`; at least the prompt's last is left to compute."""
+    longest = min(len(held), len(prompt) - 1)
+    if not granularity or longest < granularity or not np.array_equal(held[:granularity], prompt[:granularity]):
+        return 0
+    differs = held[granularity:longest] != prompt[granularity:longest]
+    first = int(np.argmax(differs)) if differs.any() else longest - granularity
+    return (granularity + first) // granularity * granularity

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipeline.serving.engine.buckets import Buckets, smallest_fit
-from pipeline.serving.engine.prefix_index import Prefix, PrefixIndex, Tokens
+from pipeline.serving.engine.prefix_index import Prefix, PrefixIndex, Tokens, common_beginning
 from pipeline.serving.engine.request import FinishReason, Request
 
 
@@ -262,16 +262,17 @@ class Scheduler:
         if not self._buckets.shared:
             return None
         length = self._buckets.decode_attention[-1]
-        largest = self._buckets.shared[-1] - self._limits.slots
-        left = self._limits.chunk_tokens if self._is_decoding else largest
+        left = self._shared_budget()
         prefills: list[Prefill] = []
         begun: list[Tokens] = []
         for sequence in self._running.values():
-            if left == 0 or (not sequence.has_begun and any(self._begin_alike(sequence.prompt, one) for one in begun)):
-                break  # what begins like another prompt of this pass copies from it afterwards
+            if left == 0:
+                break
             if sequence.is_prefilled:
                 continue
             start, source = self._beginning(sequence)
+            if not sequence.has_begun and any(self._shares(sequence.prompt, one) > start for one in begun):
+                continue  # it copies from that one afterwards
             num_tokens = min(left, len(sequence.prompt) - start)
             chunk = self._chunk(sequence, start, source, num_tokens, padded_to=num_tokens, attention_length=length)
             prefills.append(chunk)
@@ -284,9 +285,16 @@ class Scheduler:
         padded_to = smallest_fit(num_tokens, self._buckets.shared)
         return Shared(prefills=tuple(prefills), decode=decode, padded_to=padded_to, attention_length=length)
 
-    def _begin_alike(self, prompt: Tokens, other: Tokens) -> bool:
-        step = self._limits.reuse_granularity
-        return step > 0 and min(len(prompt), len(other)) > step and np.array_equal(prompt[:step], other[:step])
+    def _shared_budget(self) -> int:
+        """Prompt tokens of the next shared pass."""
+        if self._is_decoding:
+            return self._limits.chunk_tokens
+        largest = self._buckets.shared[-1] - self._limits.slots
+        waiting = sum(len(one.prompt) - one.num_cached for one in self._running.values() if not one.is_prefilled)
+        return largest if waiting >= largest or not self._buckets.computes_padding else self._limits.chunk_tokens
+
+    def _shares(self, prompt: Tokens, other: Tokens) -> int:
+        return common_beginning(other, prompt, granularity=self._limits.reuse_granularity)
 
     def _beginning(self, sequence: Running) -> tuple[int, Prefix | None]:
         """Where the prompt goes on, and what is copied first."""

@@ -49,6 +49,7 @@ def executor_on(mesh: ServingMesh, module: DecoderModel, *, limits: Limits, dtyp
         copies_prefixes=limits.prefix_granularity > 0,
         is_deterministic=limits.is_deterministic,
         reads_in_place=is_packed(module, mesh=mesh, dtype=dtype) and can_read_in_place(module.config),
+        has_experts=module.config.experts is not None,
     )
     return ModelExecutor(module, limits=limits, buckets=buckets, mesh=mesh, dtype=dtype)
 

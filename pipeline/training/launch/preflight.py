@@ -151,10 +151,12 @@ def _marked(files: Store, worker: WorkerContext, token: str, problems: list[str]
     except StoreError as error:
         problems.append(f"storage: {error.message}")
         mark = ""
-    yield mark
-    if mark:
-        with suppress(StoreError):  # a few bytes, which hinder nobody
-            files.delete(mark)
+    try:
+        yield mark
+    finally:
+        if mark:
+            with suppress(StoreError):  # a few bytes, which hinder nobody
+                files.delete(mark)
 
 
 def _unseen(files: Store, first: Mapping[str, Any]) -> list[str]:
