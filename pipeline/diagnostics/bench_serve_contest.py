@@ -4,6 +4,7 @@ Owns which process holds which model. The one decision: a side is started when i
 so a model is loaded once, and a side that cannot start fails only the rows that need it.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ _DIRECTORIES: Mapping[str, Callable[[Material], Path]] = {
     "llama_cpp": lambda material: material.gguf_decoder,
 }
 
+_REST_SECONDS = 0.15
+"""Threads of the side before look out for work for up to 0.04 s (onnxruntime), on the cores of the next one."""
+
 
 @dataclass(kw_only=True)
 class Contest:
@@ -34,6 +38,7 @@ class Contest:
     stack: ExitStack
     _sides: dict[str, Side] = field(default_factory=dict)
     _ports: dict[str, int] = field(default_factory=dict)
+    _asked: str = ""
 
     def ask(self, kind: str, question: str, **arguments: Any) -> Any:
         """The answer of a side, which is started where it does not run.
@@ -43,6 +48,9 @@ class Contest:
         """
         if kind not in self._sides:
             self._sides[kind] = self.stack.enter_context(self.fresh(kind))
+        if kind != self._asked:
+            time.sleep(_REST_SECONDS)
+            self._asked = kind
         return self._sides[kind].ask(question, **arguments)
 
     def port(self, kind: str) -> int:

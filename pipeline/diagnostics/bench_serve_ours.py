@@ -5,6 +5,7 @@ everything goes through the engine that serves, its scheduler and detokenizer in
 executables.
 """
 
+import os
 import threading
 import time
 import uuid
@@ -26,6 +27,7 @@ from pipeline.models.family import FamilyModel
 from pipeline.models.packed.calls import support
 from pipeline.models.packed.product import pack, packed_product
 from pipeline.models.registry import describe
+from pipeline.serving.accelerator.replica_environment import STATE
 from pipeline.serving.engine.batch_request import BatchAnswer, BatchRequest, Row
 from pipeline.serving.engine.engine import Engine
 from pipeline.serving.engine.micro_batcher import MicroBatcher
@@ -89,7 +91,7 @@ def embedding_answers(directory: Path) -> Answers:
 
     def embed(texts: Sequence[str]) -> dict[str, Any]:
         started = time.perf_counter()
-        rows = [_row(np.asarray(entry.ids, np.int32)) for entry in tokenizer.encode_batch(list(texts))]
+        rows = [_row(np.asarray(tokenizer.encode(text).ids, np.int32)) for text in texts]
         made = np.stack([row["embedding"] for row in _ask(batcher, rows)])
         return {"seconds": time.perf_counter() - started, "first": made[0, :4].tolist()}
 
@@ -100,6 +102,7 @@ def start_answers(directory: Path) -> Answers:
     """Of a process that only starts: `start` comes back when the replica is ready."""
 
     def start(cache: str) -> dict[str, float]:
+        os.environ[STATE] = cache  # where a deployment's processes leave what they have measured
         served = _replica(settings(directory, context=CONTEXT, compilation_cache=cache)).models[NAME].served
         return {"warm_up_seconds": served.engine.warm_up_seconds}
 

@@ -23,6 +23,7 @@ COLUMNS = 48
 _counted: ContextVar[tuple[tuple[Any, Any], ...]] = ContextVar("counted", default=())
 
 
+@jax.jit
 def pack(kernel_IO: jax.Array) -> jax.Array:
     """float32 [in, out] as [blocks, in, 48]; the last block is filled up with zeros."""
     num_in, num_out = kernel_IO.shape
