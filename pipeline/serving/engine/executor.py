@@ -1,4 +1,4 @@
-"""The compiled model: prefill and decode executables over one donated cache.
+"""The compiled model: executables of prefill, decode and passes of both, over one donated cache.
 
 Owns parameters, cache and executables of a replica. Knows nothing of requests, text or threads. The one decision:
 executables are compiled ahead into a closed table and called from it, so a shape outside the table is an error at once

@@ -199,7 +199,7 @@ class ForwardExecutor:
             name: self._padded([rows[row].inputs[name] for row in one.rows], form, batch=one.batch, length=one.length)
             for name, form in self.shapes.inputs.items()
         }
-        if self._counts_tokens:
+        if self._counts_tokens:  # nobody reads unused rows: they are padding to the last token, and are not computed
             inputs[MASK][len(one.rows) :] = 0
         return inputs
 

@@ -1,4 +1,4 @@
-"""What an executable of the model computes: a prefill chunk, several decode steps.
+"""What an executable of the model computes: a prefill chunk, several decode steps, chunks and one step in one pass.
 
 Owns the functions that are traced for every bucket. Knows nothing of requests, buckets or how a result is read. The one
 decision: several decode steps and the choice of their tokens are one loop on the device, and only token ids leave it.

@@ -27,6 +27,9 @@ def temporary_bytes(compiled: Any) -> int:
 def largest_temporaries(model: Decoder, *, limits: Limits, buckets: Buckets, device: Any, dtype: str) -> int:
     """The larger of the largest decode and the largest prefill executable; compiles both.
 
+    With XLA's own products and attention, which copy what they read of the cache: where those of
+    `pipeline.models.packed` serve, this is more than is taken.
+
     Args:
         model: abstract, as it is before projections are fused.
         limits: slots, context and steps.
