@@ -38,7 +38,7 @@ def leave_idle(watched: Watchdog, seconds: float) -> None:
 
 def test_it_names_rank_step_wait_and_stacks() -> None:
     watched, told, ended = watchdog()
-    others = [threading.Thread(target=ended.wait, args=(30,)) for _ in range(60)]
+    others = [threading.Thread(target=ended.wait, args=(30,)) for _ in range(120)]  # more than faulthandler shows
     for other in others:
         other.start()
     with watched.watching():

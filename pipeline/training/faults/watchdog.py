@@ -12,9 +12,11 @@ which needs no lock, for the case that it is not heard itself.
 import contextlib
 import faulthandler
 import statistics
+import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -152,10 +154,16 @@ class Watchdog:
 
 
 def _stacks(*, first: int) -> str:
-    """What every thread of this process is doing; that of the thread `first` before the others, whatever is cut off."""
+    """What every thread of this process is doing; that of the thread `first` before the others, whatever is cut off.
+
+    It is asked for by itself: faulthandler shows a hundred threads, and the oldest are not among them.
+    """
+    name = f"Thread 0x{first:016x}"
+    frame = sys._current_frames().get(first)
+    own = [] if frame is None else traceback.extract_stack(frame)
+    lines = [f'  File "{place.filename}", line {place.lineno} in {place.name}' for place in reversed(own)]
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file=file)
         file.seek(0)
-        threads = file.read().split("\n\n")
-    threads.sort(key=lambda text: f"Thread 0x{first:016x}" not in text)
-    return "\n\n".join(threads)[:_STACK_CHARACTERS]
+        others = [text for text in file.read().split("\n\n") if name not in text]
+    return "\n\n".join(["\n".join([f"{name} (most recent call first):", *lines]), *others])[:_STACK_CHARACTERS]
