@@ -4,7 +4,7 @@ Owns the way from a job to a sharded model, an optimizer and a checkpointer. Kno
 everything that can be refused (batch arithmetic, precision, vocabulary, reductions) is refused here, before step 1.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,7 +141,7 @@ def open_session(worker: WorkerContext, job: TrainJob, *, watchdog: Watchdog | N
     average = None if config.ema is None else WeightAverage(model, decay=config.ema.decay)
     loss_scale, units = LossScale() if SUPPORT[config.precision].scales_loss else None, UnitCount()
     guard = _guard(worker, config, store=store, watchdog=watchdog)
-    extras = _extras(average=average, loss_scale=loss_scale, units=units, guard=guard)
+    extras = _present({AVERAGE_EXTRA: average, "loss_scale": loss_scale, "units": units, GUARD_EXTRA: guard})
     return Session(
         worker=worker,
         config=config,
@@ -204,10 +204,9 @@ def _guard(worker: WorkerContext, config: TrainConfig, *, store: Store, watchdog
     )
 
 
-def _extras(**found: Stateful | None) -> dict[str, Stateful]:
-    """What a checkpoint keeps beside model and optimizer, by the names that it has there."""
-    names = {"average": AVERAGE_EXTRA, "guard": GUARD_EXTRA}
-    return {names.get(name, name): extra for name, extra in found.items() if extra is not None}
+def _present(extras: Mapping[str, Stateful | None]) -> dict[str, Stateful]:
+    """Those that this run has."""
+    return {name: extra for name, extra in extras.items() if extra is not None}
 
 
 def _saving(config: TrainConfig, worker: WorkerContext) -> dict[str, Any]:

@@ -93,3 +93,13 @@ def test_bytes_of_a_character_in_two_tokens_are_each_tokens_own(vocabulary, toke
 def test_a_special_token_has_a_name_and_no_bytes(vocabulary):
     assert vocabulary.spelled(END) == ("<|end|>", b"")
     assert vocabulary.spelled(VOCABULARY - 1) == ("", b"")
+
+
+def test_every_byte_has_a_token_that_is_spelled_as_that_byte(tokenizer, vocabulary):
+    singles = [vocabulary.spelled(token) for token, name in enumerate_names(tokenizer) if len(name) == 1]
+    assert sorted(encoded for _, encoded in singles) == [bytes([value]) for value in range(256)]
+    assert all(text == encoded.decode(errors="replace") for text, encoded in singles)
+
+
+def enumerate_names(tokenizer):
+    return sorted((token, name) for name, token in tokenizer.get_vocab().items())

@@ -71,7 +71,7 @@ def test_penalties_and_bias_give_the_tokens_of_the_plain_loop(engine, model, tok
 
 
 def test_log_probabilities_are_those_of_the_model_and_lie_where_the_text_is(engine, model, tokenizer):
-    prompt, num = prompt_of(13, seed=5), 20
+    prompt, num = prompt_of(13, seed=4), 20
     reader = run(engine, request("a", prompt, num, logprobs=3), request("b", prompt, num))
     found = [entry for chunk in reader.chunks["a"] for entry in chunk.logprobs]
     tokens, text = greedy(model, prompt, num), reader.text("a")

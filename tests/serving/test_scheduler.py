@@ -274,7 +274,7 @@ def test_prompts_whose_beginning_is_cached_share_a_pass():
 
 @pytest.mark.parametrize("granularity", [0, 4])
 @pytest.mark.parametrize("slots", [1, 3])
-def test_every_token_of_ten_thousand_shared_passes_sees_its_own_beginning(slots, granularity):
+def test_every_token_of_random_shared_passes_sees_its_own_beginning(slots, granularity):
     """The device is played by lists: what each slot's cache holds, position by position."""
     rng = random.Random(slots + granularity)
     limits = Limits(slots=slots, context=48, chunk_tokens=8, decode_steps=4, prefix_granularity=granularity)

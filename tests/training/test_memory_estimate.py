@@ -65,6 +65,12 @@ def test_the_peak_is_one_moment_and_not_the_sum_of_all_parts() -> None:
     assert found.get("gradients", 0) == 0
 
 
+def test_the_last_block_is_still_gathered_beside_the_logits() -> None:
+    large = replace(MODEL, logits_bytes=10**9)
+    found = estimate_memory(large, replace(ALONE, shard=2))
+    assert found.by_kind["gathered"] == 4 * (REST.parameters + BLOCK.parameters)
+
+
 def test_muon_has_one_moment_of_blocks_and_the_rest_has_those_of_adamw(make_job) -> None:
     def state(**fields) -> tuple[int, int]:
         config = make_job(**fields).config

@@ -125,9 +125,10 @@ class Attention(nnx.Module):
         q_BTNH, k_BTKH, v_BTKH = self._project(x_BTD)
         of_layer: dict[str, Any] = {"layer": self.layer, "view": view, "softcap": self.softcap}
         if cached is not None:
-            given = (q_BTNH, k_BTKH, v_BTKH, *cached)
-            mixed_BTD, *kept = self.over_cache(*given, **of_layer, in_float32=self.rotates_in_float32)
-            return self.o_proj(mixed_BTD), (kept[0], kept[1])
+            mixed_BTD, keys, values = self.over_cache(
+                q_BTNH, k_BTKH, v_BTKH, *cached, **of_layer, in_float32=self.rotates_in_float32
+            )
+            return self.o_proj(mixed_BTD), (keys, values)
         q_BTNH, k_BTKH = _rotated(q_BTNH, k_BTKH, layer=self.layer, view=view, in_float32=self.rotates_in_float32)
         return self.o_proj(_attend(q_BTNH, k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2), **of_layer)), None
 

@@ -214,15 +214,17 @@ using In = ffi::Buffer<ffi::F32>;
 using Numbers = ffi::Buffer<ffi::S32>;
 using Out = ffi::ResultBuffer<ffi::F32>;
 
+template <bool is_wide>
 ffi::Error Run(ffi::ThreadPool pool, In q, In k, In v, In keys, In values, Numbers slots, Numbers positions, In cosines,
-               In sines, Out mixed, Out new_keys, Out new_values, float scale, int64_t window, bool is_wide) {
+               In sines, Out mixed, Out new_keys, Out new_values, float scale, int64_t window) {
   const auto of_q = q.dimensions(), of_k = k.dimensions(), of_v = v.dimensions(), of_cache = keys.dimensions();
   const auto of_values = values.dimensions(), of_cosines = cosines.dimensions(), of_sines = sines.dimensions();
   const auto alike = [](const auto& a, const auto& b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); };
   if (of_q.size() != 4 || of_k.size() != 4 || !alike(of_k, of_v) || of_cache.size() != 4 ||
       !alike(of_cache, of_values) || of_q[3] != of_cache[3] || of_q[3] % kLanes != 0 || of_cache[1] == 0 ||
-      of_q[2] % of_cache[1] != 0 || of_k[0] != of_q[0] || of_k[1] != of_q[1] || of_k[2] != of_cache[1] || of_k[3] != of_q[3] ||
-      of_cosines.size() != 4 || !alike(of_cosines, of_sines) || of_cosines[0] != of_q[0] || of_cosines[1] != of_q[1] ||
+      of_q[2] % of_cache[1] != 0 || of_k[0] != of_q[0] || of_k[1] != of_q[1] || of_k[2] != of_cache[1] ||
+      of_k[3] != of_q[3] || of_cosines.size() != 4 || !alike(of_cosines, of_sines) || of_cosines[0] != of_q[0] ||
+      of_cosines[1] != of_q[1] ||
       of_cosines[2] != 1 || 2 * of_cosines[3] > of_q[3] ||
       static_cast<int64_t>(slots.element_count()) != of_q[0] * of_q[1] ||
       positions.element_count() != slots.element_count() || mixed->element_count() != q.element_count()) {
@@ -264,18 +266,6 @@ ffi::Error Run(ffi::ThreadPool pool, In q, In k, In v, In keys, In values, Numbe
   return ffi::Error::Success();
 }
 
-ffi::Error RunWide(ffi::ThreadPool pool, In q, In k, In v, In keys, In values, Numbers slots, Numbers positions,
-                   In cosines, In sines, Out mixed, Out new_keys, Out new_values, float scale, int64_t window) {
-  return Run(pool, q, k, v, keys, values, slots, positions, cosines, sines, mixed, new_keys, new_values, scale, window,
-             true);
-}
-
-ffi::Error RunNarrow(ffi::ThreadPool pool, In q, In k, In v, In keys, In values, Numbers slots, Numbers positions,
-                     In cosines, In sines, Out mixed, Out new_keys, Out new_values, float scale, int64_t window) {
-  return Run(pool, q, k, v, keys, values, slots, positions, cosines, sines, mixed, new_keys, new_values, scale, window,
-             false);
-}
-
 }  // namespace
 
 #define BOUND                       \
@@ -296,5 +286,5 @@ ffi::Error RunNarrow(ffi::ThreadPool pool, In q, In k, In v, In keys, In values,
       .Attr<float>("scale")         \
       .Attr<int64_t>("window")
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CachedAttention512, RunWide, BOUND);
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CachedAttention2, RunNarrow, BOUND);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CachedAttention512, Run<true>, BOUND);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CachedAttention2, Run<false>, BOUND);

@@ -61,7 +61,7 @@ def attend_in_place(
     none_BT1F = jnp.zeros((num_batch, num_tokens, 1, 0))
     cos_BT1F, sin_BT1F = (none_BT1F, none_BT1F) if layer.rotary is None else view.turns[layer.rotary]
     forms = [jax.ShapeDtypeStruct(made.shape, jnp.float32) for made in (q_BTNH, keys_SKPH, values_SKPH)]
-    mixed_BTNH, *cache = jax.ffi.ffi_call(target, forms, input_output_aliases={3: 1, 4: 2})(
+    mixed_BTNH, keys_SKPH, values_SKPH = jax.ffi.ffi_call(target, forms, input_output_aliases={3: 1, 4: 2})(
         q_BTNH,
         k_BTKH,
         v_BTKH,
@@ -74,4 +74,4 @@ def attend_in_place(
         scale=np.float32(layer.scale),
         window=np.int64(layer.window or 0),
     )
-    return mixed_BTNH.reshape(num_batch, num_tokens, num_heads * head_dim), cache[0], cache[1]
+    return mixed_BTNH.reshape(num_batch, num_tokens, num_heads * head_dim), keys_SKPH, values_SKPH

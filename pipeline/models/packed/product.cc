@@ -31,9 +31,9 @@ struct Shape {
 #define AVX512 __attribute__((target("avx512f"), always_inline)) inline
 #define AVX2 __attribute__((target("avx2,fma"), always_inline)) inline
 
-// R rows and all 48 columns of a block: 3 R of the 32 registers are sums. One line of `later` a step is fetched: it is
-// memory that is read afterwards.
-template <int R>
+// R rows and all 48 columns of a block: 3 R of the 32 registers are sums. Where it `fetches`, that is one line of `later`
+// a step: memory that is read afterwards.
+template <int R, bool fetches>
 AVX512 void Tile512(const float* const* x, const float* w, float* const* y, const Shape& s, int64_t columns,
                     const float* later) {
   __m512 sum[R][3];
@@ -44,8 +44,10 @@ AVX512 void Tile512(const float* const* x, const float* w, float* const* y, cons
     _mm_prefetch(reinterpret_cast<const char*>(w + 32 * kColumns), _MM_HINT_T0);
     _mm_prefetch(reinterpret_cast<const char*>(w + 32 * kColumns + 16), _MM_HINT_T0);
     _mm_prefetch(reinterpret_cast<const char*>(w + 32 * kColumns + 32), _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(later), _MM_HINT_T0);
-    later += 16;
+    if constexpr (fetches) {
+      _mm_prefetch(reinterpret_cast<const char*>(later), _MM_HINT_T0);
+      later += 16;
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const __m512 a = _mm512_set1_ps(x[r][k]);
@@ -100,24 +102,32 @@ AVX2 void Tile2(const float* const* x, const float* w, float* const* y, const Sh
   for (int first = 0; first < columns && first < kColumns; first += 16) Tile2<R>(x, w, y, s, columns, first);
 }
 
+template <bool fetches>
+AVX512 void TileOfHeight512(int64_t height, const float* const* x, const float* w, float* const* y, const Shape& s,
+                            int64_t columns, const float* later) {
+  switch (height) {
+    case 1: return Tile512<1, fetches>(x, w, y, s, columns, later);
+    case 2: return Tile512<2, fetches>(x, w, y, s, columns, later);
+    case 3: return Tile512<3, fetches>(x, w, y, s, columns, later);
+    case 4: return Tile512<4, fetches>(x, w, y, s, columns, later);
+    case 5: return Tile512<5, fetches>(x, w, y, s, columns, later);
+    case 6: return Tile512<6, fetches>(x, w, y, s, columns, later);
+    case 7: return Tile512<7, fetches>(x, w, y, s, columns, later);
+    case 8: return Tile512<8, fetches>(x, w, y, s, columns, later);
+  }
+}
+
 // Some rows of one block, in tiles of as much the same height as can be: one of one row takes as long as one of four.
 // The second to fourth tile, which find `w` in the cache, fetch a third of `next` each, so its first tile does too.
 __attribute__((target("avx512f"))) void Block512(const float* const* x, const float* w, float* const* y, const Shape& s,
                                                   int64_t columns, int64_t rows, const float* next) {
   const int64_t all = (rows + kRowsOfWide - 1) / kRowsOfWide;
   for (int64_t tiles = all; tiles > 0; --tiles) {
-    const int64_t third = all - tiles - 1;
-    const float* later = third >= 0 && third < 3 ? next + third * 16 * s.in : w + 32 * kColumns;
-    const int64_t height = rows / tiles;
-    switch (height) {
-      case 1: Tile512<1>(x, w, y, s, columns, later); break;
-      case 2: Tile512<2>(x, w, y, s, columns, later); break;
-      case 3: Tile512<3>(x, w, y, s, columns, later); break;
-      case 4: Tile512<4>(x, w, y, s, columns, later); break;
-      case 5: Tile512<5>(x, w, y, s, columns, later); break;
-      case 6: Tile512<6>(x, w, y, s, columns, later); break;
-      case 7: Tile512<7>(x, w, y, s, columns, later); break;
-      case 8: Tile512<8>(x, w, y, s, columns, later); break;
+    const int64_t height = rows / tiles, third = all - tiles - 1;
+    if (third >= 0 && third < 3) {
+      TileOfHeight512<true>(height, x, w, y, s, columns, next + third * 16 * s.in);
+    } else {
+      TileOfHeight512<false>(height, x, w, y, s, columns, nullptr);
     }
     rows -= height;
     x += height;
@@ -151,7 +161,7 @@ struct Product {
   const int32_t* order;
   Shape shape;
   bool is_wide;
-  int64_t blocks_of_part, blocks_ahead, stretches;
+  int64_t blocks_of_part, stretches, threads;
 
   int64_t Parts() const { return stretches * ((shape.rows + kRowsAtOnce - 1) / kRowsAtOnce); }
 
@@ -168,8 +178,8 @@ struct Product {
       }
       const int64_t columns = shape.out - block * kColumns, height = end - begin;
       if (is_wide) {
-        // Parts go to the threads in turn.
-        const float* next = w + std::min(block + blocks_ahead, shape.blocks - 1) * shape.in * kColumns;
+        // Where there are several tiles, a part is one block, and parts go to the threads in turn.
+        const float* next = w + std::min(block + threads, shape.blocks - 1) * shape.in * kColumns;
         Block512(from, of_block, to, shape, columns, height, next);
       } else {
         Block2(from, of_block, to, shape, columns, height);
@@ -178,8 +188,9 @@ struct Product {
   }
 };
 
+template <bool is_wide>
 ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w, ffi::Buffer<ffi::S32> order,
-               ffi::Buffer<ffi::S32> count, ffi::ResultBuffer<ffi::F32> y, bool is_wide) {
+               ffi::Buffer<ffi::S32> count, ffi::ResultBuffer<ffi::F32> y) {
   const auto of_x = x.dimensions(), of_w = w.dimensions(), of_y = y->dimensions();
   if (of_x.size() != 2 || of_w.size() != 3 || of_y.size() != 2 || of_w[2] != kColumns || of_w[1] != of_x[1] ||
       of_y[0] != of_x[0] || static_cast<int64_t>(order.element_count()) != of_x[0] || count.element_count() != 1 ||
@@ -204,20 +215,10 @@ ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F
                         Shape{rows, of_x[1], of_y[1], blocks},
                         is_wide,
                         blocks_of_part,
-                        blocks_of_part == 1 ? threads : 1,
-                        stretches};
+                        stretches,
+                        threads};
   InParts(pool, product, threads, rows <= kRowsOfWide);
   return ffi::Error::Success();
-}
-
-ffi::Error RunWide(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w, ffi::Buffer<ffi::S32> order,
-                   ffi::Buffer<ffi::S32> count, ffi::ResultBuffer<ffi::F32> y) {
-  return Run(pool, x, w, order, count, y, true);
-}
-
-ffi::Error RunNarrow(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w,
-                     ffi::Buffer<ffi::S32> order, ffi::Buffer<ffi::S32> count, ffi::ResultBuffer<ffi::F32> y) {
-  return Run(pool, x, w, order, count, y, false);
 }
 
 }  // namespace
@@ -238,5 +239,5 @@ extern "C" int PackedProductLevel() {
       .Arg<ffi::Buffer<ffi::S32>>() \
       .Ret<ffi::Buffer<ffi::F32>>()
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(PackedProduct512, RunWide, BOUND);
-XLA_FFI_DEFINE_HANDLER_SYMBOL(PackedProduct2, RunNarrow, BOUND);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(PackedProduct512, Run<true>, BOUND);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(PackedProduct2, Run<false>, BOUND);

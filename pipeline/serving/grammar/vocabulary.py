@@ -11,6 +11,9 @@ from typing import Any
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
+_NEVER_IN_UTF8 = b"\xff"
+"""What llguidance marks special tokens with; it takes the token of this byte for one."""
+
 
 class Vocabulary:
     """Tokens of one model; for any thread."""
@@ -27,6 +30,7 @@ class Vocabulary:
         self.grammar_tokens: LLTokenizer | None = None
         self.why_no_grammar = ""
         self._tokenizer = tokenizer
+        self._added = frozenset(tokenizer.get_added_tokens_decoder())
         self._ends = [token for token in stop_ids if token < num_tokens] or None
         try:
             self.grammar_tokens = LLTokenizer(tokenizer.to_str(), n_vocab=num_tokens, eos_token=self._ends)
@@ -51,6 +55,9 @@ class Vocabulary:
             text = self.decode([token], skip_special_tokens=False)
             return text, text.encode()
         if known.is_special_token(token):
-            return self._tokenizer.id_to_token(token) or "", b""
+            name = self._tokenizer.id_to_token(token)
+            if name is None or token in self._added:
+                return name or "", b""
+            return _NEVER_IN_UTF8.decode(errors="replace"), _NEVER_IN_UTF8
         encoded = bytes(known.decode_bytes([token]))
         return encoded.decode(errors="replace"), encoded

@@ -18,7 +18,6 @@ from pipeline.errors import ParameterError
 from pipeline.models.config_file import read_config
 from pipeline.models.description import ModelDescription
 from pipeline.models.family import FamilyModel
-from pipeline.models.packed.modules import choose_products
 from pipeline.models.traced.description import TracedModel
 from pipeline.serving.engine.forward_executor import (
     LENGTH,
@@ -45,8 +44,9 @@ UNLIMITED_TOKENS = 512
 """Where neither the model nor its files name a longest text."""
 CPU_PASS_TOKENS = 1024
 """A pass over more tokens takes as much longer on a CPU, so larger shapes would only be compiled in vain."""
-PASS_TOKENS = {True: 64, False: 12}
-"""What a pass costs by itself, in padded tokens, by whether products leave padding out (MiniLM on two cores)."""
+PASS_TOKENS = 64
+"""What a pass costs by itself, in padded tokens. MiniLM on two cores is as fast with 64 as with 128 and 256 where
+products leave padding out, and with XLA's slower with 12 and with 128."""
 _ZEROS = ("token_type_ids",)
 """Inputs that are 0 for a text that is no pair."""
 
@@ -108,12 +108,11 @@ def serve_embeddings(loaded: LoadedModel) -> ServedModel:
 
 
 def _shapes(loaded: LoadedModel, *, max_tokens: int, padding: int) -> ForwardShapes:
-    products = choose_products(platform=loaded.placement.device, dtype=loaded.placement.dtype)
     passes = PassShapes(
         batches=batch_sizes(loaded.settings.max_batch_rows),
         lengths=length_sizes(max_tokens),
         most_tokens=CPU_PASS_TOKENS if loaded.placement.device == "cpu" else None,
-        tokens_of_pass=PASS_TOKENS[products.is_packed],
+        tokens_of_pass=PASS_TOKENS,
     )
     inputs = {
         "input_ids": InputForm(shape=(LENGTH,), dtype="int32", padding=padding),

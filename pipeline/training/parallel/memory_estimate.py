@@ -246,13 +246,18 @@ def _kept(block: BlockSize, plan: RankPlan) -> float:
 def _forward(model: ModelSize, plan: RankPlan, live: _Live) -> None:
     if not _is_gathered(plan):
         _gather(model.rest, plan, live)
-    for block in model.blocks:
+    for number, block in enumerate(model.blocks):
         if not _is_gathered(plan):
             _gather(block, plan, live)
+        is_last = number == len(model.blocks) - 1
+        gathers_ahead = plan.on_gloo and plan.shard > 1 and not (is_last or _is_gathered(plan))
+        ahead = plan.computed_bytes * model.blocks[number + 1].parameters if gathers_ahead else 0
+        live.add("gathered", ahead)
         if plan.recompute != "none":
             live.pulse("activations", block.saved_bytes)
         live.add("activations", _kept(block, plan))
-        if _frees_after_forward(plan):
+        live.drop("gathered", ahead)  # its buffer is counted with its own gather
+        if _frees_after_forward(plan) and not is_last:
             live.drop("gathered", plan.computed_bytes * block.parameters)
     live.add("activations", model.rest.saved_bytes)
     # Logits beside what the loss keeps; going back, the gradient of that beside the gradient of the logits.
@@ -267,7 +272,7 @@ def _backward(model: ModelSize, plan: RankPlan, live: _Live) -> None:
     live.drop("activations", rest.saved_bytes)
     for number in range(len(model.blocks) - 1, -1, -1):
         block = model.blocks[number]
-        if _frees_after_forward(plan):
+        if _frees_after_forward(plan) and number < len(model.blocks) - 1:
             _gather(block, plan, live)
         ahead = plan.computed_bytes * model.blocks[number - 1].parameters if number and _prefetches(plan) else 0
         live.add("gathered", ahead)
